@@ -1,0 +1,23 @@
+"""persafl_lit: personalised asynchronous federated learning, on Lightning Fabric, tracked in MLflow."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from persafl_lit.api import Result, run
+    from persafl_lit.config import Config, compose
+
+_LAZY = {"run": "api", "Result": "api", "compose": "config", "Config": "config"}
+
+__all__ = ["Config", "Result", "__version__", "compose", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """`persafl_lit.run` imports torch and Lightning only when it is used."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'persafl_lit' has no attribute {name!r}")
+    return getattr(import_module(f"persafl_lit.{_LAZY[name]}"), name)

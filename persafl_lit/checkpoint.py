@@ -1,0 +1,68 @@
+"""Checkpoints: small, atomic, and only for the run that wrote them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from persafl_lit.errors import CheckpointError, first_line
+from persafl_lit.evaluate import Point, Scores
+from persafl_lit.executors import Task
+from persafl_lit.server import State
+
+FORMAT = 1
+
+
+class Checkpoint:
+    """One file per run, written to a temporary name, flushed to disk and renamed: whole or not there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def save(self, identity: str, content: dict[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            with open(temporary, "wb") as file:
+                torch.save({"format": FORMAT, "identity": identity, **content}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def load(self, identity: str) -> dict[str, Any] | None:
+        """What was saved, or None if nothing was; tensors and plain values only, nothing else is unpickled."""
+        try:
+            content = torch.load(self.path, weights_only=True)
+        except FileNotFoundError:
+            return None
+        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            raise CheckpointError(f"the checkpoint {self.path} cannot be read ({first_line(error)}); delete it to start anew") from None
+        if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("identity") != identity:
+            raise CheckpointError(
+                f"the checkpoint {self.path} belongs to another run (config, data, timeline or first model differ); delete it or run without --resume"
+            )
+        return content
+
+    def delete(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def pack(state: State, pending: dict[int, Task], points: list[Point]) -> dict[str, Any]:
+    """Plain values and tensors. A model that several jobs read is stored once: they share its storage."""
+    return {
+        "state": dict(vars(state)),
+        "pending": {index: list(task) for index, task in pending.items()},
+        "points": [[p.sim_time, p.updates, [list(asdict(score).values()) for score in p.scores], p.training] for p in points],
+    }
+
+
+def unpack(content: dict[str, Any]) -> tuple[State, dict[int, Task], list[Point]]:
+    points = [Point(time, updates, tuple(Scores(*score) for score in scores), training) for time, updates, scores, training in content["points"]]
+    return State(**content["state"]), {index: Task(*task) for index, task in content["pending"].items()}, points

@@ -1,0 +1,257 @@
+"""The command line: thin commands around `api`, `config` and `timeline`. Heavy imports wait until they are needed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from persafl_lit import __version__
+from persafl_lit.errors import ConfigError, PersaflError
+
+if TYPE_CHECKING:
+    from persafl_lit.api import Result
+    from persafl_lit.config import Config
+
+OVERRIDES = "group=choice or key=value, e.g. method=persafl_me method.lam=20 (see `persafl list`)"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 2 bad input, 3 diverged or partly failed, 130 interrupted (resumable)."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except PersaflError as error:
+        print(f"persafl: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("persafl: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="persafl", description="Personalised asynchronous federated learning experiments.")
+    parser.add_argument("--version", action="version", version=f"persafl_lit {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    run = commands.add_parser("run", help="run one experiment")
+    run.add_argument("overrides", nargs="*", help=OVERRIDES)
+    run.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
+    run.add_argument("--save-model", metavar="FILE", help="write the final model as a torch state dict")
+    run.add_argument("--resume", action="store_true", help="continue the interrupted run of this config")
+    run.set_defaults(command=_run)
+
+    timeline = commands.add_parser("timeline", help="compute, save and draw a communication schedule, without training")
+    timeline.add_argument("overrides", nargs="*", help=OVERRIDES)
+    timeline.add_argument("--csv", metavar="FILE", help="write the jobs: client,visit,reads,read_at,arrives")
+    timeline.add_argument("--png", metavar="FILE", help="draw the schedule, synchronous beside asynchronous")
+    timeline.add_argument("--json", action="store_true", help="print the summary as one JSON object on stdout")
+    timeline.set_defaults(command=_timeline)
+
+    listing = commands.add_parser("list", help="list methods, data sets, models, schedules, delays, ...")
+    listing.set_defaults(command=_list)
+
+    demo = commands.add_parser("demo", help="compare four methods on the embedded digits, in about a minute")
+    demo.add_argument("overrides", nargs="*", help=OVERRIDES)
+    demo.set_defaults(command=_demo)
+    return parser
+
+
+# -- run --------------------------------------------------------------------------------------------------------------
+
+
+def _run(options: argparse.Namespace) -> int:
+    from persafl_lit.config import compose
+
+    config = compose(options.overrides)
+    target = _writable(options.save_model)
+    result = _run_with_progress(config, options.resume)
+    if target is not None:
+        import torch
+
+        _atomically(target, lambda file: torch.save(result.state_dict(), file))
+    summary = result.summary()
+    if options.json:
+        print(json.dumps(summary))
+    else:
+        _print_result(result, summary)
+    return 0
+
+
+def _run_with_progress(config: Config, resume: bool) -> Result:
+    stop = _stop_on_signals()
+    from persafl_lit.api import run
+    from persafl_lit.progress import ProgressBar
+
+    with ProgressBar(f"{config.name} on {config.data['name']}") as bar:
+        return run(config, resume=resume, observers=bar.watch, should_stop=stop)
+
+
+def _stop_on_signals() -> Callable[[], bool]:
+    """The first Ctrl-C or SIGTERM asks the run to write a checkpoint and stop; the second stops it at once."""
+    asked = False
+
+    def ask(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        print("\npersafl: stopping after the update under way (again to stop at once)", file=sys.stderr)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask)
+    return lambda: asked
+
+
+def _print_result(result: Result, summary: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{summary['method']}, seed {summary['seed']}", show_header=False, title_justify="left")
+    accuracy = summary["accuracy"]
+    if accuracy["test"] is not None:
+        table.add_row("personalised test accuracy", f"{accuracy['test']:.4f} +- {accuracy['std']:.4f} over clients")
+        table.add_row("worst decile of clients", f"{accuracy['worst_decile']:.4f}")
+        table.add_row("personalised validation accuracy", f"{accuracy['val']:.4f}")
+        table.add_row("shared model, not fine-tuned", f"{accuracy['global']:.4f}")
+    table.add_row("test loss, personalised / shared", f"{summary['loss']['test']:.6g} / {summary['loss']['global']:.6g}")
+    table.add_row("updates by simulated time", f"{summary['updates']} by {summary['sim_time']:.4g}")
+    table.add_row("staleness, mean / max", f"{summary['staleness']['mean']:.2f} / {summary['staleness']['max']}")
+    table.add_row("share of active clients", f"{summary['concurrency']:.2f}")
+    table.add_row("gradient evaluations", f"{summary['grad_evals']:.0f} in {summary['wall_seconds']:.1f} s of wall time")
+    if summary["dropped"]:
+        table.add_row("dropped as too stale", f"{summary['dropped']}")
+    if summary["run_id"]:
+        table.add_row("MLflow run", summary["run_id"])
+    console = Console(highlight=False)
+    console.print(table)
+    for note in result.notes:
+        console.print(f"note: {note}")
+
+
+# -- timeline ---------------------------------------------------------------------------------------------------------
+
+
+def _timeline(options: argparse.Namespace) -> int:
+    from persafl_lit.config import compose
+
+    config = compose(options.overrides)
+    csv, png = _writable(options.csv), _writable(options.png)
+    clients = config.clients
+    if clients is None:
+        from persafl_lit.data import DATASETS
+
+        clients = config.build("data", DATASETS).count(None)
+    timeline = config.timeline(clients)
+    buffer = _buffer(config, clients, timeline)
+    if csv is not None:
+        _atomically(csv, lambda file: file.write(timeline.to_csv().encode()))
+    if png is not None:
+        _draw(config, clients, timeline, buffer, png)
+    summary = timeline.summary(buffer)
+    if options.json:
+        print(json.dumps(summary))
+        return 0
+    staleness: Any = summary["staleness"]
+    arrivals: Any = summary["arrivals_per_client"]
+    print(f"{summary['updates']} updates of {clients} clients by simulated time {summary['sim_time']:.6g}; {summary['dropped']} dropped")
+    print(f"staleness: mean {staleness['mean']:.2f}, max {staleness['max']}")
+    print(f"active clients: {summary['concurrency']:.1%} on average")
+    print(f"arrivals per client: {min(arrivals)} to {max(arrivals)}")
+    print(f"waves of independent jobs: {summary['waves']}")
+    return 0
+
+
+def _buffer(config: Config, clients: int, timeline: Any) -> int:
+    """Arrivals per model version under the configured method, where it fits this timeline."""
+    try:
+        return config.rule(clients, timeline).arrivals_per_version
+    except ConfigError:
+        return 1
+
+
+def _draw(config: Config, clients: int, timeline: Any, buffer: int, png: Path) -> None:
+    """Synchronous beside asynchronous, with the same delays; a drawn or replayed timeline stands alone."""
+    from persafl_lit.timeline.drawing import draw
+
+    name = config.schedule["name"]
+    if name == "asynchronous":
+        rounds = config.beside("rounds", clients)
+        panels = [("synchronous rounds", rounds.timeline(clients), rounds.schedule["cohort"]), ("asynchronous", timeline, buffer)]
+    elif name == "rounds":
+        beside = config.beside("asynchronous", clients).timeline(clients)
+        panels = [("synchronous rounds", timeline, config.schedule["cohort"]), ("asynchronous", beside, 1)]
+    else:
+        panels = [(name, timeline, buffer)]
+    _atomically(png, lambda file: draw(panels, file, config.local_steps))
+
+
+# -- list -------------------------------------------------------------------------------------------------------------
+
+
+def _list(options: argparse.Namespace) -> int:
+    from persafl_lit.config import choices
+
+    titles = {
+        "method": "method=",
+        "data": "data=",
+        "model": "model=",
+        "schedule": "schedule=",
+        "delays": "delays=",
+        "finetune": "eval.finetune=",
+        "experiment": "experiment=  (several settings at once)",
+    }
+    for group, title in titles.items():
+        print(title)
+        for name, line in choices(group).items():
+            print(f"  {name:<16} {line}")
+        print()
+    return 0
+
+
+# -- demo -------------------------------------------------------------------------------------------------------------
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from persafl_lit.demo import demo
+
+    return demo(options.overrides)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def _writable(name: str | None) -> Path | None:
+    """The path, refused now rather than after the work if it could not be written."""
+    if name is None:
+        return None
+    path = Path(name)
+    folder = path.parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(f"cannot write {name!r}: {'it is a folder' if path.is_dir() else f'{str(folder)!r} is not a writable folder'}")
+    return path
+
+
+def _atomically(path: Path, write: Callable[[Any], Any]) -> None:
+    """The whole file or none of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {str(path)!r}: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

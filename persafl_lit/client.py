@@ -1,0 +1,201 @@
+"""A client: Q local steps of an objective around a backbone, as a LightningModule.
+
+A *backbone* is any LightningModule whose `training_step(batch, batch_idx)` returns a loss; where accuracy is wanted, its
+`forward(inputs)` gives class scores. The method fixes the optimiser, so a backbone's `configure_optimizers` is not used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from persafl_lit.data import Federation, Quadratics, Samples
+from persafl_lit.data.federation import Batch
+from persafl_lit.errors import ConfigError
+from persafl_lit.loss import FlatLoss, refuse_float_buffers
+from persafl_lit.models import Custom, Point
+from persafl_lit.objectives import Objective, Step
+from persafl_lit.streams import torch_seed
+
+# -- backbones --------------------------------------------------------------------------------------------------------
+
+
+class Classifier(L.LightningModule):
+    """A network with the cross-entropy loss."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.network(inputs)
+        return scores
+
+    def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
+        inputs, labels = batch
+        return self.score_loss(self(inputs), labels)
+
+    def score_loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """The loss from scores that are known already: spares evaluation a second forward pass."""
+        return F.cross_entropy(scores, labels)
+
+
+class QuadraticModel(L.LightningModule):
+    """The vector w of a quadratic: f(w) = 1/2 (w - a)^T H (w - a), plus <noise, w> where gradients are noisy."""
+
+    def __init__(self, w0: Tensor) -> None:
+        super().__init__()
+        self.w = nn.Parameter(w0.clone())
+
+    def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
+        H, a, *noise = batch
+        away = self.w - a
+        loss = 0.5 * away @ (H @ away)
+        return loss + noise[0] @ self.w if noise else loss
+
+
+def build_backbone(model: Any, federation: Federation, seed: int, allow_code: bool = False) -> L.LightningModule:
+    """The backbone that the model's settings describe, for this data, with weights named by the seed."""
+    if isinstance(federation, Quadratics) != isinstance(model, Point):
+        raise ConfigError(
+            "data=quadratic goes with model=point and nothing else does; leave model out and the data set chooses its own "
+            f"(here: model={type(model).__name__.lower()})"
+        )
+    if isinstance(federation, Quadratics):
+        return QuadraticModel(federation.w0)
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed(torch_seed(seed, "init"))
+        if isinstance(model, Custom):
+            return _import_backbone(model, allow_code)
+        assert isinstance(federation, Samples)
+        return Classifier(model.network(federation.shape, federation.classes))
+
+
+def _import_backbone(model: Custom, allow_code: bool) -> L.LightningModule:
+    if not allow_code:
+        raise ConfigError(f"model.path={model.path} runs code from outside persafl_lit; pass allow_code=true if you trust it")
+    module_name, _, class_name = model.path.rpartition(".")
+    try:
+        made = getattr(importlib.import_module(module_name), class_name)(**model.args)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"cannot build model.path={model.path!r} with model.args={dict(model.args)}: {error}") from error
+    return check_backbone(made)
+
+
+def check_backbone(backbone: Any) -> L.LightningModule:
+    """Refuse what could not be trained, before anything starts."""
+    if not isinstance(backbone, L.LightningModule):
+        raise ConfigError(f"the model must be a LightningModule whose training_step returns a loss; got {type(backbone).__name__}")
+    if type(backbone).training_step is L.LightningModule.training_step:
+        raise ConfigError(f"{type(backbone).__name__} has no training_step(batch, batch_idx) that returns a loss")
+    refuse_float_buffers(backbone)
+    return backbone
+
+
+# -- local training ---------------------------------------------------------------------------------------------------
+
+
+class Report(NamedTuple):
+    """What a job did, in numbers."""
+
+    loss: float
+    evaluations: int
+    residual: float | None
+
+
+class ClientModule(L.LightningModule):
+    """Algorithm 2: from the model read, Q steps w_{i,q+1} = w_{i,q} - eta * gradient of the objective.
+
+    `training_step` is one such step under manual optimisation; its batch is a list of as many `Batch`es as the objective
+    asks for. Runs under the Fabric loop (`local_training`, one job) and under `Trainer.fit` (one client alone).
+    """
+
+    def __init__(self, backbone: L.LightningModule, objective: Objective, eta: float, smoothness: float | None = None) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.backbone = backbone
+        self.objective = objective
+        self.eta = eta
+        self.smoothness = smoothness
+        # A backbone may call self.log; a job's metrics are returned instead (one database call per step is too dear).
+        backbone.log = backbone.log_dict = _ignore  # type: ignore[method-assign,assignment]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Called once the backbone is where it will be trained: its parameters become one vector."""
+        self.f = FlatLoss(self.backbone, self.manual_backward, self.smoothness)
+        self.w = self.f.point.clone() if self.objective.moves else self.f.point
+        self.read = self.w.clone()
+        self.correction: Tensor | None = None
+        return torch.optim.SGD([self.w], lr=self.eta)
+
+    def training_step(self, batch: Sequence[Batch], batch_idx: int) -> Tensor:
+        """One local step. Returns the loss where the step began, or near it."""
+        seen = len(self.f.losses)
+        self.w.grad = self.objective.gradient(self.f, Step(self.w, self.read, batch, self.correction))
+        self.optimizers().step()  # type: ignore[union-attr]
+        del self.f.losses[seen + 1 :]
+        return self.f.losses[-1]
+
+    def on_train_end(self) -> None:
+        self.f.at(self.w)
+
+    def local_training(self, read: Tensor, correction: Tensor | None, steps: Sequence[Sequence[Batch]]) -> Report:
+        """Algorithm 2, lines 3 to 12: a whole job. Afterwards `self.w` is w_{i,Q}."""
+        self.read, self.correction = read, correction
+        self.w.copy_(read)
+        self.backbone.train()
+        before = self.f.evaluations
+        for q, batches in enumerate(steps):
+            stood = self.w.clone() if q == len(steps) - 1 else self.w
+            self.training_step(batches, q)
+        loss = self.f.mean_loss()
+        assert self.w.grad is not None
+        residual = self.objective.residual(self.f, Step(stood, read, batches, correction), self.w.grad)
+        return Report(loss, self.f.evaluations - before, residual)
+
+    def whole_gradient(self, w: Tensor, chunks: Sequence[tuple[Batch, int]]) -> Tensor:
+        """grad f_i(w) over all of a client's data."""
+        total = torch.zeros_like(w)
+        for batch, count in chunks:
+            total.add_(self.f.gradient(w, batch), alpha=count)
+        self.f.losses.clear()
+        return total.div_(sum(count for _, count in chunks))
+
+
+class ClientDataModule(L.LightningDataModule):
+    """One client's local steps as a LightningDataModule: `visits` visits of Q steps, the batches that the loop would draw."""
+
+    def __init__(
+        self, federation: Federation, client: int, objective: Objective, local_steps: int, batch_size: int, seed: int, visits: int = 1
+    ) -> None:
+        super().__init__()
+        self.federation = federation
+        self.client = client
+        self.objective = objective
+        self.local_steps = local_steps
+        self.batch_size = batch_size
+        self.seed = seed
+        self.visits = visits
+
+    def steps(self, visit: int) -> list[tuple[Batch, ...]]:
+        """The batches (D, D', D'', as many as the objective asks for) of each local step of a visit."""
+        draws = [
+            self.federation.batches(self.client, "D" + "'" * slot, visit, self.local_steps, self.batch_size, self.seed)
+            for slot in range(self.objective.batches)
+        ]
+        return list(zip(*draws, strict=True))
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        every_step = [step for visit in range(self.visits) for step in self.steps(visit)]
+        return DataLoader(every_step, batch_size=None)  # type: ignore[arg-type]
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    pass

@@ -1,0 +1,141 @@
+"""Deal samples to clients: a few classes each, Dirichlet proportions, or evenly mixed; sizes unbalanced on request.
+
+Every partition maps labels to one index array per client, without overlap, and `split` divides each into train, validation
+and test, class by class, so that all three follow the client's own distribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from persafl_lit.errors import ConfigError, DataError
+from persafl_lit.streams import rng
+
+Parts = list[np.ndarray]
+ATTEMPTS = 200
+SMALLEST = 3  # a sample each to train, validate and test
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Settings of the deal; `kind` chooses which of them count."""
+
+    kind: str = "classes"
+    classes_per_client: int = 5
+    concentration: float = 0.5
+    imbalance: float = 0.3
+    val_share: float = 0.2
+    test_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.kind not in PARTITIONS:
+            raise ConfigError(f"data.partition must be one of {', '.join(PARTITIONS)}; got {self.kind!r}")
+        if self.classes_per_client < 1:
+            raise ConfigError(f"data.classes_per_client must be >= 1; got {self.classes_per_client}")
+        if not self.concentration > 0:
+            raise ConfigError(f"data.concentration must be > 0; got {self.concentration!r}")
+        if not 0 <= self.imbalance <= 5:
+            raise ConfigError(f"data.imbalance must lie in [0, 5]; got {self.imbalance!r}")
+        for name, share in (("val_share", self.val_share), ("test_share", self.test_share)):
+            if not 0 < share < 1:
+                raise ConfigError(f"data.{name} must lie between 0 and 1; got {share!r}")
+        if self.val_share + self.test_share >= 1:
+            raise ConfigError(f"data.val_share + data.test_share must stay below 1; got {self.val_share + self.test_share:g}")
+
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
+        """One array of sample indices per client."""
+        if clients * SMALLEST > len(labels):
+            raise DataError(
+                f"{clients} clients need at least {SMALLEST} samples each (train, val, test), but there are {len(labels)} samples; lower clients"
+            )
+        parts = PARTITIONS[self.kind](labels, clients, self, seed)
+        for client, part in enumerate(parts):
+            if len(part) < SMALLEST:
+                raise DataError(
+                    f"client {client} would have {len(part)} samples, fewer than the {SMALLEST} that train, val and test need; "
+                    "lower clients or data.imbalance, or raise data.concentration"
+                )
+        return parts
+
+
+def by_classes(labels: np.ndarray, clients: int, settings: Partition, seed: int) -> Parts:
+    """Each client holds c classes (the paper: c = 5 on MNIST, 3 on CIFAR-10); a class is shared unevenly by its holders."""
+    kinds = np.unique(labels)
+    c = settings.classes_per_client
+    if c > len(kinds):
+        raise ConfigError(f"data.classes_per_client={c}, but the data has {len(kinds)} classes; lower it")
+    stream = rng(seed, "partition classes")
+    held = np.zeros((clients, len(kinds)), dtype=bool)
+    for client in stream.permutation(clients):
+        # The classes with the fewest holders so far, ties at random: every class is used about equally often.
+        order = np.lexsort((stream.random(len(kinds)), held.sum(axis=0)))
+        held[client, order[:c]] = True
+    weights = stream.lognormal(0.0, settings.imbalance, size=clients)
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for column, kind in enumerate(kinds):
+        holders = np.flatnonzero(held[:, column])
+        samples = stream.permutation(np.flatnonzero(labels == kind))
+        if len(holders) > len(samples):
+            raise DataError(
+                f"{len(holders)} clients would share the {len(samples)} samples of class {kind}; lower clients or data.classes_per_client"
+            )
+        for client, piece in zip(holders, _cut(samples, weights[holders]), strict=True):
+            parts[client].append(piece)
+    return [np.concatenate(pieces) for pieces in parts]
+
+
+def dirichlet(labels: np.ndarray, clients: int, settings: Partition, seed: int) -> Parts:
+    """Class k goes to the clients in proportions p_k ~ Dirichlet(concentration); drawn anew until nobody is left without."""
+    for attempt in range(ATTEMPTS):
+        stream = rng(seed, "partition dirichlet", attempt)
+        pieces: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        for kind in np.unique(labels):
+            samples = stream.permutation(np.flatnonzero(labels == kind))
+            ends = np.cumsum(stream.dirichlet(np.full(clients, settings.concentration)))[:-1] * len(samples)
+            for client, piece in enumerate(np.split(samples, np.rint(ends).astype(int))):
+                pieces[client].append(piece)
+        parts = [np.concatenate(piece) for piece in pieces]
+        if min(map(len, parts)) >= SMALLEST:
+            return parts
+    raise DataError(
+        f"no Dirichlet({settings.concentration:g}) partition in {ATTEMPTS} draws gives each of {clients} clients {SMALLEST} samples; "
+        "raise data.concentration or lower clients"
+    )
+
+
+def iid(labels: np.ndarray, clients: int, settings: Partition, seed: int) -> Parts:
+    """Every client draws from the whole data set; only the sizes differ."""
+    stream = rng(seed, "partition iid")
+    weights = stream.lognormal(0.0, settings.imbalance, size=clients)
+    return _cut(stream.permutation(len(labels)), weights, least=SMALLEST)
+
+
+PARTITIONS = {"classes": by_classes, "dirichlet": dirichlet, "iid": iid}
+
+
+def split(part: np.ndarray, labels: np.ndarray, settings: Partition, client: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Train, validation and test indices of one client, class by class in the same proportions, none of them empty.
+
+    Samples are shuffled within their class, put in the order of their quantile there, and cut: that keeps the class shares
+    of the three splits as equal as whole samples allow.
+    """
+    stream = rng(seed, "split", client)
+    part = stream.permutation(part)
+    quantile = np.empty(len(part))
+    for kind in np.unique(labels[part]):
+        members = np.flatnonzero(labels[part] == kind)
+        quantile[members] = (np.arange(len(members)) + stream.random()) / len(members)
+    part = part[np.argsort(quantile, kind="stable")]
+    tests = max(1, round(settings.test_share * len(part)))
+    vals = max(1, round(settings.val_share * len(part)))
+    vals -= max(0, tests + vals - (len(part) - 1))
+    return part[tests + vals :], part[tests : tests + vals], part[:tests]
+
+
+def _cut(samples: np.ndarray, weights: np.ndarray, least: int = 1) -> Parts:
+    """Consecutive pieces in proportion to `weights`, each of at least `least` samples."""
+    spare = len(samples) - least * len(weights)
+    extra = np.diff(np.rint(np.cumsum(weights) / np.sum(weights) * spare).astype(int), prepend=0)
+    return np.split(samples, np.cumsum(extra + least)[:-1])

@@ -1,0 +1,131 @@
+"""Quadratic clients: the closed-form playground for theory and tests."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from persafl_lit.data.federation import SPLITS, Batch, Federation, Split
+from persafl_lit.errors import ConfigError, DataError
+from persafl_lit.streams import rng
+
+
+@dataclass(frozen=True)
+class Quadratics(Federation):
+    """f_i(w) = 1/2 (w - a_i)^T H_i (w - a_i); with `noise`, gradients carry N(0, noise^2 I)."""
+
+    H: Tensor
+    a: Tensor
+    w0: Tensor
+    noise: float = 0.0
+
+    @property
+    def clients(self) -> int:  # type: ignore[override]
+        return len(self.a)
+
+    @property
+    def smoothness(self) -> float:  # type: ignore[override]
+        """L, the largest curvature of any client."""
+        return float(torch.linalg.eigvalsh(self.H.double()).abs().max())
+
+    def batches(self, client: int, purpose: str, visit: int, steps: int, size: int, seed: int) -> list[Batch]:
+        if self.noise == 0:
+            return [Batch((self.H[client], self.a[client]), 0)] * steps
+        draws = rng(seed, f"noise {purpose}", client, visit).normal(scale=self.noise, size=(steps, self.a.shape[1]))
+        slopes = torch.from_numpy(draws).to(self.a)
+        return [Batch((self.H[client], self.a[client], slope), 0) for slope in slopes]
+
+    def whole(self, client: int, split: Split, size: int) -> Iterator[tuple[Any, int]]:
+        yield (self.H[client], self.a[client]), 1
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Quadratics:
+        return replace(self, H=self.H.to(device, dtype), a=self.a.to(device, dtype), w0=self.w0.to(device, dtype))
+
+    def sizes(self) -> np.ndarray:
+        return np.ones((self.clients, len(SPLITS)), dtype=int)
+
+    def digest(self) -> str:
+        arrays = (self.H, self.a, self.w0)
+        return hashlib.sha256(b"".join(array.numpy().tobytes() for array in arrays)).hexdigest()
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """Quadratics from an npz (`H` (n, d, d), `a` (n, d), optional `w0` (d,)), or generated.
+
+    Generated: eigenvalues of H_i log-uniform on [1, condition], optima a_i ~ N(0, heterogeneity^2 I).
+    """
+
+    path: str | None = None
+    dimension: int = 10
+    condition: float = 10.0
+    heterogeneity: float = 1.0
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.dimension < 1:
+            raise ConfigError(f"data.dimension must be >= 1; got {self.dimension}")
+        if not self.condition >= 1:
+            raise ConfigError(f"data.condition must be >= 1; got {self.condition!r}")
+        for name in ("heterogeneity", "noise"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"data.{name} must be >= 0; got {getattr(self, name)!r}")
+
+    def count(self, clients: int | None) -> int:
+        """How many clients there are when `clients` were asked for: a file brings its own number."""
+        if self.path is None:
+            return 30 if clients is None else clients
+        held = len(read_npz(self.path)["a"])
+        if clients not in (None, held):
+            raise ConfigError(f"clients={clients}, but {self.path} holds {held} clients; leave clients out or change it")
+        return held
+
+    def federation(self, clients: int | None, seed: int) -> Quadratics:
+        count = self.count(clients)
+        arrays = self._generate(count, seed) if self.path is None else read_npz(self.path)
+        H, a, w0 = (torch.from_numpy(arrays[name]) for name in ("H", "a", "w0"))
+        return Quadratics(H, a, w0, self.noise)
+
+    def _generate(self, clients: int, seed: int) -> dict[str, np.ndarray]:
+        d, H, a = self.dimension, [], []
+        for client in range(clients):
+            stream = rng(seed, "quadratic", client)
+            basis, _ = np.linalg.qr(stream.normal(size=(d, d)))
+            eigenvalues = np.exp(stream.uniform(0.0, np.log(self.condition), size=d))
+            H.append((basis * eigenvalues) @ basis.T)
+            a.append(stream.normal(scale=self.heterogeneity, size=d))
+        return {"H": np.array(H), "a": np.array(a), "w0": np.zeros(d)}
+
+
+def read_npz(path: str) -> dict[str, np.ndarray]:
+    """`H`, `a` and `w0` (zeros by default) of a file, as float64; nothing in it is unpickled."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: np.asarray(file[name], dtype=np.float64) for name in file.files if name in ("H", "a", "w0")}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        raise DataError(f"cannot read {path!r} as an npz of numbers: {getattr(error, 'strerror', None) or error}") from None
+    for name in ("H", "a"):
+        if name not in arrays:
+            raise DataError(f"{path}: no array {name!r} in it; it needs H (n, d, d) and a (n, d)")
+    H, a = arrays["H"], arrays["a"]
+    if a.ndim != 2 or 0 in a.shape:
+        raise DataError(f"{path}: a must have the shape (n, d); got {a.shape}")
+    n, d = a.shape
+    if H.shape != (n, d, d):
+        raise DataError(f"{path}: H must have the shape ({n}, {d}, {d}) to go with a {a.shape}; got {H.shape}")
+    w0 = arrays.setdefault("w0", np.zeros(d))
+    if w0.shape != (d,):
+        raise DataError(f"{path}: w0 must have the shape ({d},); got {w0.shape}")
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise DataError(f"{path}: {name} holds values that are not finite")
+    if not np.allclose(H, H.swapaxes(1, 2)):
+        raise DataError(f"{path}: every H[i] must be symmetric; client {int(np.argmax(np.abs(H - H.swapaxes(1, 2)).max(axis=(1, 2))))} is not")
+    return arrays

@@ -1,0 +1,45 @@
+"""What can go wrong, as one sentence each: what is wrong, what came in, what would do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PersaflError(Exception):
+    """An error with a sentence for the user instead of a traceback."""
+
+    exit_code = 2
+
+
+class ConfigError(PersaflError):
+    """A key, a value or a combination of choices that cannot be run."""
+
+
+class DataError(PersaflError):
+    """A data set, a file or a partition that cannot be used."""
+
+
+class TimelineError(PersaflError):
+    """A schedule, a trace or a timeline file that cannot be walked."""
+
+
+class CheckpointError(PersaflError):
+    """A checkpoint that does not belong to this run or cannot be read."""
+
+
+class DivergenceError(PersaflError):
+    """A non-finite update; what was recorded before it is kept."""
+
+    exit_code = 3
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """' Did you mean ...?' when something known is near `name`, else nothing."""
+    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,115 @@
+"""A backbone's loss as a function of one flat vector: f(w; D), its gradient and its Hessian-vector product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from persafl_lit.data.federation import Batch
+from persafl_lit.errors import ConfigError
+
+
+class FlatLoss:
+    """f(w; D) of `backbone`, whose trainable parameters become views of one vector, `point`.
+
+    Their gradients are views of a second vector, so that a gradient is one buffer and a step one vector operation. Weights of
+    2-d convolutions lie in channels_last order, which is faster on CPUs and changes no bit. The order of `point` is that of
+    `backbone.parameters()`; it is part of the checkpoint format.
+    """
+
+    def __init__(self, backbone: nn.Module, backward: Callable[[Tensor], None] = Tensor.backward, smoothness: float | None = None) -> None:
+        refuse_float_buffers(backbone)
+        self.backbone = backbone
+        self.backward = backward
+        self.smoothness = smoothness
+        self.evaluations = 0
+        self.losses: list[Tensor] = []
+        self._parameters = [p for p in backbone.parameters() if p.requires_grad]
+        if not self._parameters:
+            raise ConfigError(f"the model {type(backbone).__name__} has no trainable parameters")
+        first = self._parameters[0]
+        size = sum(p.numel() for p in self._parameters)
+        self.point = torch.empty(size, dtype=first.dtype, device=first.device)
+        self._gradient = torch.zeros_like(self.point)
+        for parameter, value, gradient in zip(self._parameters, self._views(self.point), self._views(self._gradient), strict=True):
+            value.copy_(parameter.detach())
+            parameter.data = value
+            parameter.grad = gradient
+
+    def _views(self, vector: Tensor) -> Iterator[Tensor]:
+        start = 0
+        for parameter in self._parameters:
+            flat = vector[start : start + parameter.numel()]
+            start += parameter.numel()
+            if parameter.dim() == 4:
+                out, inside, height, width = parameter.shape
+                yield flat.view(out, height, width, inside).permute(0, 3, 1, 2)
+            else:
+                yield flat.view(parameter.shape)
+
+    def at(self, w: Tensor) -> Tensor:
+        """Stand at w; returns the live point."""
+        if w is not self.point:
+            self.point.copy_(w)
+        return self.point
+
+    def gradient(self, w: Tensor, batch: Batch) -> Tensor:
+        """grad f(w; D), in a buffer that the next evaluation overwrites."""
+        self.at(w)
+        self._gradient.zero_()
+        loss = self._loss(batch)
+        self.backward(loss)
+        self.losses.append(loss.detach())
+        self.evaluations += 1
+        return self._gradient
+
+    def hessian_vector(self, w: Tensor, u: Tensor, batch: Batch) -> Tensor:
+        """H(w; D) u = grad_w <grad f(w; D), u>, by double backward; counts as two evaluations."""
+        self.at(w)
+        slopes = torch.autograd.grad(self._loss(batch), self._parameters, create_graph=True, materialize_grads=True)
+        along_u = sum((slope * part).sum() for slope, part in zip(slopes, self._views(u), strict=True))
+        self.evaluations += 2
+        product = torch.zeros_like(u)
+        if isinstance(along_u, Tensor) and along_u.requires_grad:
+            rows = torch.autograd.grad(along_u, self._parameters, materialize_grads=True)
+            for view, row in zip(self._views(product), rows, strict=True):
+                view.copy_(row)
+        return product
+
+    def _loss(self, batch: Batch) -> Tensor:
+        self._seed(batch.mask)
+        return step_loss(self.backbone, batch.data)
+
+    def _seed(self, mask: int) -> None:
+        # Not torch.manual_seed: without a GPU it records a traceback for each one that might yet appear.
+        torch.default_generator.manual_seed(mask)
+        if self.point.device.type != "cpu":
+            torch.get_device_module(self.point.device).manual_seed(mask)
+
+    def mean_loss(self) -> float:
+        """The mean of the losses seen since the last call."""
+        seen = float(torch.stack(self.losses).double().mean()) if self.losses else float("nan")
+        self.losses.clear()
+        return seen
+
+
+def step_loss(backbone: nn.Module, data: Any) -> Tensor:
+    """What the backbone's `training_step` returns: a loss, or a dict that holds it."""
+    output = backbone.training_step(data, 0)  # type: ignore[operator]
+    loss = output.get("loss") if isinstance(output, dict) else output
+    if not isinstance(loss, Tensor):
+        raise ConfigError(f"{type(backbone).__name__}.training_step must return a loss; got {type(loss).__name__}")
+    return loss
+
+
+def refuse_float_buffers(backbone: nn.Module) -> None:
+    """Running statistics are state outside w: no rule of the paper says how a server would combine them."""
+    for name, buffer in backbone.named_buffers():
+        if buffer.is_floating_point():
+            raise ConfigError(
+                f"the model keeps the float buffer {name!r} (BatchNorm does that); such state is neither trained nor sent, "
+                "so use GroupNorm or LayerNorm, or BatchNorm with track_running_stats=False"
+            )

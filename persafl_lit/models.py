@@ -1,0 +1,129 @@
+"""Networks. Adding one: a dataclass here with its settings, a line in the table, a YAML in conf/model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from persafl_lit.errors import ConfigError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Cnn:
+    """l convolutions with pooling, then l fully connected layers with dropout: the paper's networks.
+
+    Max-pooling comes before ReLU: the two commute exactly, and this order is faster.
+    """
+
+    channels: tuple[int, ...]
+    hidden: tuple[int, ...]
+    kernel: int = 3
+    padding: int = 1
+    dropout: float = 0.2
+
+    def __post_init__(self) -> None:
+        depth = len(type(self).channels)  # type: ignore[misc]
+        if len(self.channels) != depth or len(self.hidden) != depth - 1:
+            raise ConfigError(
+                f"this network has {depth} convolutions and {depth} fully connected layers: model.channels needs {depth} values and "
+                f"model.hidden {depth - 1}; got {list(self.channels)} and {list(self.hidden)}"
+            )
+        _check_sizes(channels=self.channels, hidden=self.hidden, kernel=(self.kernel,))
+        _check_dropout(self.dropout)
+        if self.padding < 0:
+            raise ConfigError(f"model.padding must be >= 0; got {self.padding}")
+
+    def network(self, shape: Shape, classes: int) -> nn.Module:
+        if len(shape) != 3:
+            raise ConfigError(f"a convolutional network needs images (channels, height, width); this data has the shape {shape}")
+        layers: list[nn.Module] = []
+        inside, height, width = shape
+        for outside in self.channels:
+            layers += [nn.Conv2d(inside, outside, self.kernel, padding=self.padding), nn.MaxPool2d(2), nn.ReLU()]
+            inside = outside
+            height, width = ((side + 2 * self.padding - self.kernel + 1) // 2 for side in (height, width))
+            if min(height, width) < 1:
+                raise ConfigError(
+                    f"images of {shape[1]}x{shape[2]} pixels are too small for {len(self.channels)} convolutions with "
+                    f"model.kernel={self.kernel} and model.padding={self.padding}"
+                )
+        return nn.Sequential(*layers, nn.Flatten(), *_dense(inside * height * width, self.hidden, classes, self.dropout))
+
+
+@dataclass(frozen=True)
+class Cnn2(_Cnn):
+    """Two convolutions and two fully connected layers (the paper's network for MNIST)."""
+
+    channels: tuple[int, ...] = (16, 32)
+    hidden: tuple[int, ...] = (64,)
+
+
+@dataclass(frozen=True)
+class Cnn3(_Cnn):
+    """Three convolutions and three fully connected layers (the paper's network for CIFAR-10)."""
+
+    channels: tuple[int, ...] = (32, 64, 64)
+    hidden: tuple[int, ...] = (128, 64)
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """Fully connected layers with ReLU and dropout."""
+
+    hidden: tuple[int, ...] = (64,)
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_sizes(hidden=self.hidden)
+        _check_dropout(self.dropout)
+
+    def network(self, shape: Shape, classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), *_dense(math.prod(shape), self.hidden, classes, self.dropout))
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """Multinomial logistic regression: convex, tiny, fast."""
+
+    def network(self, shape: Shape, classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+@dataclass(frozen=True)
+class Point:
+    """The vector w itself, for data=quadratic."""
+
+
+@dataclass(frozen=True)
+class Custom:
+    """A LightningModule of yours: `path` is package.module.Class, `args` what its constructor takes."""
+
+    path: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+MODELS = {"cnn2": Cnn2, "cnn3": Cnn3, "mlp": Mlp, "logistic": Logistic, "point": Point, "custom": Custom}
+
+
+def _dense(inside: int, hidden: tuple[int, ...], classes: int, dropout: float) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for outside in hidden:
+        layers += [nn.Dropout(dropout), nn.Linear(inside, outside), nn.ReLU()]
+        inside = outside
+    return [*layers, nn.Dropout(dropout), nn.Linear(inside, classes)]
+
+
+def _check_sizes(**sizes: tuple[int, ...]) -> None:
+    for name, values in sizes.items():
+        if any(value < 1 for value in values):
+            raise ConfigError(f"model.{name} must be >= 1; got {list(values) if len(values) != 1 else values[0]}")
+
+
+def _check_dropout(dropout: float) -> None:
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"model.dropout must lie in [0, 1); got {dropout!r}")

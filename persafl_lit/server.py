@@ -1,0 +1,188 @@
+"""How updates enter the model. A rule is a pure description; what changes is the `State` it is given."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from persafl_lit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from persafl_lit.timeline import Timeline
+
+Discount = Literal["constant", "polynomial", "hinge"]
+DISCOUNTS = ("constant", "polynomial", "hinge")
+
+
+@dataclass
+class State:
+    """The server's memory. `w` is replaced, never changed in place: jobs in flight still hold the versions they read."""
+
+    w: Tensor
+    arrivals: int = 0
+    waiting: Tensor | None = None
+    """The sum of discounted updates in a buffer that is not full yet."""
+    control: Tensor | None = None
+    """SCAFFOLD's c."""
+    control_waiting: Tensor | None = None
+    per_client: dict[int, Tensor] = field(default_factory=dict)
+    """SCAFFOLD's c_i, or the models of clients that train alone."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An update as it reaches the server."""
+
+    client: int
+    read: Tensor
+    delta: Tensor
+    staleness: int
+    control: Tensor | None = None
+
+
+class Rule(ABC):
+    """A server rule: what a client reads, and what an arrival does."""
+
+    @property
+    def arrivals_per_version(self) -> int:
+        return 1
+
+    def check(self, timeline: Timeline) -> None:  # noqa: B027
+        """Refuse a timeline that the rule is not made for."""
+
+    def read(self, state: State, client: int) -> tuple[Tensor, Tensor | None]:
+        """The model a client downloads, and SCAFFOLD's correction c - c_i."""
+        return self.model_of(state, client), None
+
+    def model_of(self, state: State, client: int) -> Tensor:
+        """The model that a client starts from."""
+        return state.w
+
+    @abstractmethod
+    def apply(self, state: State, arrival: Arrival) -> None:
+        """Take in one update."""
+
+
+@dataclass(frozen=True)
+class Discounted:
+    """Stale updates count less: s(staleness) of Xie et al.
+
+    constant: 1        polynomial: (staleness + 1)^-a        hinge: 1 up to b, then 1 / (a (staleness - b) + 1)
+    """
+
+    discount: Discount = "constant"
+    discount_a: float = 0.5
+    discount_b: float = 4.0
+
+    def __post_init__(self) -> None:
+        if self.discount not in DISCOUNTS:
+            raise ConfigError(f"method.discount must be one of {', '.join(DISCOUNTS)}; got {self.discount!r}")
+        for name in ("discount_a", "discount_b"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"method.{name} must be >= 0; got {getattr(self, name)!r}")
+
+    def weight(self, staleness: int) -> float:
+        """s(staleness)."""
+        if self.discount == "polynomial":
+            return float((staleness + 1.0) ** -self.discount_a)
+        if self.discount == "hinge" and staleness > self.discount_b:
+            return 1.0 / (self.discount_a * (staleness - self.discount_b) + 1.0)
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Descent(Discounted, Rule):
+    """Algorithm 1, with a buffer: after every `buffer` arrivals, w <- w - beta / buffer * sum_k s(staleness_k) Delta_k.
+
+    buffer = 1 is the paper's server, buffer = cohort on rounds is federated averaging, in between is FedBuff. The sum is
+    divided by the number of updates, not by the sum of their weights: old updates count less, the rest not more.
+    """
+
+    beta: float = 1.0
+    buffer: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.beta > 0:
+            raise ConfigError(f"method.beta must be > 0; got {self.beta!r}")
+        if self.buffer < 1:
+            raise ConfigError(f"method.buffer must be >= 1; got {self.buffer}")
+
+    @property
+    def arrivals_per_version(self) -> int:
+        return self.buffer
+
+    def apply(self, state: State, arrival: Arrival) -> None:
+        weighted = arrival.delta * self.weight(arrival.staleness)
+        state.waiting = weighted if state.waiting is None else state.waiting + weighted
+        state.arrivals += 1
+        if state.arrivals % self.buffer == 0:
+            state.w = state.w.sub(state.waiting, alpha=self.beta / self.buffer)
+            state.waiting = None
+
+
+@dataclass(frozen=True)
+class ControlVariates(Descent):
+    """SCAFFOLD's server: Descent, and c <- c + 1/n sum over the cohort of (c_i^+ - c_i), with n ALL clients."""
+
+    clients: int = 1
+
+    def check(self, timeline: Timeline) -> None:
+        staleness = timeline.staleness(self.buffer)
+        if len(staleness) and (worst := int(staleness.max())) > 0:
+            raise ConfigError(
+                f"scaffold needs a timeline without staleness; this one reaches {worst} at arrival {int(staleness.argmax())}: use schedule=rounds"
+            )
+
+    def read(self, state: State, client: int) -> tuple[Tensor, Tensor | None]:
+        if state.control is None:
+            return state.w, None
+        own = state.per_client.get(client)
+        return state.w, state.control if own is None else state.control - own
+
+    def apply(self, state: State, arrival: Arrival) -> None:
+        assert arrival.control is not None
+        own = state.per_client.get(arrival.client)
+        change = arrival.control if own is None else arrival.control - own
+        state.control_waiting = change if state.control_waiting is None else state.control_waiting + change
+        state.per_client[arrival.client] = arrival.control
+        super().apply(state, arrival)
+        if state.waiting is None:
+            change = state.control_waiting / self.clients
+            state.control = change if state.control is None else state.control + change
+            state.control_waiting = None
+
+
+@dataclass(frozen=True)
+class Mixing(Discounted, Rule):
+    """Xie et al.'s FedAsync: mix the client's MODEL into the current one, w <- (1 - a) w + a w_i, a = mix * s(staleness)."""
+
+    mix: float = 0.6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.mix <= 1:
+            raise ConfigError(f"method.mix must lie in (0, 1]; got {self.mix!r}")
+
+    def apply(self, state: State, arrival: Arrival) -> None:
+        a = self.mix * self.weight(arrival.staleness)
+        state.w = (1 - a) * state.w + a * (arrival.read - arrival.delta)
+        state.arrivals += 1
+
+
+@dataclass(frozen=True)
+class Separate(Rule):
+    """Nobody shares anything: each client goes on from its own last model (method=local)."""
+
+    def model_of(self, state: State, client: int) -> Tensor:
+        return state.per_client.get(client, state.w)
+
+    def apply(self, state: State, arrival: Arrival) -> None:
+        state.per_client[arrival.client] = self.model_of(state, arrival.client) - arrival.delta
+        state.arrivals += 1
+
+
+RULES: dict[str, type[Rule]] = {"descent": Descent, "control_variates": ControlVariates, "mixing": Mixing, "separate": Separate}

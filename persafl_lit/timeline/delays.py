@@ -1,0 +1,176 @@
+"""How long a client downloads, computes, uploads and rests.
+
+Slow clients stay slow: a mean per client, then a draw per visit around it. The draws are named by (seed, client, visit),
+so every schedule and every method meets the same delays: "the exact same communication setup".
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from persafl_lit.errors import ConfigError, TimelineError
+from persafl_lit.streams import rng
+from persafl_lit.timeline.jobs import Floats, number, read_rows
+
+BLOCK = 64  # visits drawn at a time
+PHASES = ("download", "compute", "upload", "idle")
+
+VisitDelays = Callable[[int], Floats]
+"""A client's delays: block number -> array (BLOCK, 4) of download, compute, upload, idle."""
+
+
+class Delays(ABC):
+    """A source of delays: `of(seed, client, local_steps)` gives one client's visits in blocks."""
+
+    @abstractmethod
+    def of(self, seed: int, client: int, local_steps: int) -> VisitDelays: ...
+
+
+@dataclass(frozen=True)
+class RandomDelays(Delays):
+    """Random delays around a mean per client; subclasses say which distribution.
+
+    mean download ~ U(download)      mean upload = ratio * mean download, ratio ~ U(upload_ratio): the paper's 4 to 6
+    compute per local step           mean rest = idle * (mean of all the rest): 0.25 keeps 80 % of the clients active
+    """
+
+    download: tuple[float, float] = (0.5, 1.5)
+    upload_ratio: tuple[float, float] = (4.0, 6.0)
+    compute: float = 0.001
+    idle: float = 0.25
+
+    def __post_init__(self) -> None:
+        for name in ("download", "upload_ratio"):
+            low, high = _pair(name, getattr(self, name))
+            if not 0 <= low <= high:
+                raise ConfigError(f"delays.{name} must be a range [low, high] with 0 <= low <= high; got [{low}, {high}]")
+        for name in ("compute", "idle"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"delays.{name} must be >= 0; got {getattr(self, name)!r}")
+        if self.download[1] == 0 and self.compute == 0:
+            raise ConfigError("delays.download and delays.compute are both 0: no simulated time would ever pass")
+
+    @abstractmethod
+    def around_one(self, stream: np.random.Generator, size: tuple[int, int]) -> Floats:
+        """Draws with mean 1."""
+
+    def means(self, seed: int, client: int, local_steps: int) -> Floats:
+        """A client's mean download, compute, upload and idle time."""
+        stream = rng(seed, "delay means", client)
+        download = stream.uniform(*self.download)
+        upload = download * stream.uniform(*self.upload_ratio)
+        compute = self.compute * local_steps
+        return np.array([download, compute, upload, self.idle * (download + compute + upload)])
+
+    def of(self, seed: int, client: int, local_steps: int) -> VisitDelays:
+        means = self.means(seed, client, local_steps)
+        return lambda block: means * self.around_one(rng(seed, "delays", client, block), (BLOCK, len(PHASES)))
+
+
+@dataclass(frozen=True)
+class Constant(RandomDelays):
+    """Every visit takes the client's mean."""
+
+    def around_one(self, stream: np.random.Generator, size: tuple[int, int]) -> Floats:
+        return np.ones(size)
+
+
+@dataclass(frozen=True)
+class Uniform(RandomDelays):
+    """Uniform on mean * [1 - spread, 1 + spread]."""
+
+    spread: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.spread <= 1:
+            raise ConfigError(f"delays.spread must lie in [0, 1]; got {self.spread!r}")
+
+    def around_one(self, stream: np.random.Generator, size: tuple[int, int]) -> Floats:
+        return stream.uniform(1 - self.spread, 1 + self.spread, size)
+
+
+@dataclass(frozen=True)
+class Exponential(RandomDelays):
+    """Memoryless delays."""
+
+    def around_one(self, stream: np.random.Generator, size: tuple[int, int]) -> Floats:
+        return stream.standard_exponential(size)
+
+
+@dataclass(frozen=True)
+class Lognormal(RandomDelays):
+    """exp(N(-sigma^2/2, sigma^2)): the usual fit for network transfers."""
+
+    sigma: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.sigma <= 5:
+            raise ConfigError(f"delays.sigma must lie in [0, 5]; got {self.sigma!r}")
+
+    def around_one(self, stream: np.random.Generator, size: tuple[int, int]) -> Floats:
+        return stream.lognormal(-(self.sigma**2) / 2, self.sigma, size)
+
+
+@dataclass(frozen=True)
+class Pareto(RandomDelays):
+    """Heavy tails: P(delay > x) ~ x^-shape. Shape must exceed 1, or there is no mean."""
+
+    shape: float = 2.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.shape > 1:
+            raise ConfigError(f"delays.shape must be > 1, or the delays have no mean; got {self.shape!r}")
+
+    def around_one(self, stream: np.random.Generator, size: tuple[int, int]) -> Floats:
+        return stream.pareto(self.shape, size) * (self.shape - 1)
+
+
+@dataclass(frozen=True)
+class Trace(Delays):
+    """Measured delays: a CSV with the columns client,download,compute,upload,idle and one row per visit.
+
+    Client i of the simulation uses the rows of the i-th traced client (modulo their number), in order and then again from
+    the first row. `compute` is the whole visit's, as measured.
+    """
+
+    path: str
+    visits: tuple[Floats, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        per_client: dict[int, list[list[float]]] = {}
+        for line, row in read_rows(self.path, ("client", *PHASES)):
+            client = int(number(int, row["client"], self.path, line, "client"))
+            per_client.setdefault(client, []).append([number(float, row[name], self.path, line, name) for name in PHASES])
+        if not per_client:
+            raise TimelineError(f"{self.path}: no visits in it; a trace needs at least one row below its header")
+        for client, visits in per_client.items():
+            if not np.sum(visits) > 0:
+                raise TimelineError(f"{self.path}: all delays of client {client} are 0: no simulated time would ever pass")
+        object.__setattr__(self, "visits", tuple(np.array(per_client[client]) for client in sorted(per_client)))
+
+    def of(self, seed: int, client: int, local_steps: int) -> VisitDelays:
+        visits = self.visits[client % len(self.visits)]
+        return lambda block: visits[np.arange(block * BLOCK, (block + 1) * BLOCK) % len(visits)]
+
+
+DELAYS = {
+    "constant": Constant,
+    "uniform": Uniform,
+    "exponential": Exponential,
+    "lognormal": Lognormal,
+    "pareto": Pareto,
+    "trace": Trace,
+}
+
+
+def _pair(name: str, value: tuple[float, float]) -> tuple[float, float]:
+    if len(value) != 2:
+        raise ConfigError(f"delays.{name} must be a range [low, high]; got {list(value)!r}")
+    return value[0], value[1]

@@ -1,0 +1,248 @@
+"""A timeline: who read which model when, and when the update was applied. Computed before any training."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from persafl_lit.errors import TimelineError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+COLUMNS = ("client", "visit", "reads", "read_at", "arrives")
+
+
+class Job(NamedTuple):
+    """One visit of one client: it reads the model after `reads` arrivals, at `read_at`, and is applied at `arrives`."""
+
+    client: int
+    visit: int
+    reads: int
+    read_at: float
+    arrives: float
+
+
+class Activity(NamedTuple):
+    """When clients were busy, one row per visit: also the visits whose update was dropped or had not arrived at the end.
+
+    A client downloads from `read_at` to `downloaded`, computes to `computed` and uploads to `received`.
+    """
+
+    client: Ints
+    read_at: Floats
+    downloaded: Floats
+    computed: Floats
+    received: Floats
+
+    def rows(self, which: NDArray[np.bool_] | Ints) -> Activity:
+        """Some of the visits, or all in another order."""
+        return Activity(*(column[which] for column in self))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Jobs in order of arrival.
+
+    `reads` counts arrivals, so that one timeline serves every method: a server that updates its model once per `buffer`
+    arrivals has, after t of them, the version t // buffer, and the staleness of arrival t is t // buffer - reads // buffer.
+    Equal times: arrivals come before reads, and a lower client number before a higher one.
+    """
+
+    clients: int
+    client: Ints
+    visit: Ints
+    reads: Ints
+    read_at: Floats
+    arrives: Floats
+    horizon: float
+    activity: Activity | None = field(default=None, repr=False)
+    dropped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.client)
+
+    def __getitem__(self, index: int) -> Job:
+        return Job(
+            int(self.client[index]),
+            int(self.visit[index]),
+            int(self.reads[index]),
+            float(self.read_at[index]),
+            float(self.arrives[index]),
+        )
+
+    def __iter__(self) -> Iterator[Job]:
+        columns = (self.client, self.visit, self.reads, self.read_at, self.arrives)
+        return map(Job, *(column.tolist() for column in columns))
+
+    # -- what a timeline alone can tell -------------------------------------------------------------------------------
+
+    def staleness(self, buffer: int = 1) -> Ints:
+        """t // buffer - reads // buffer for every arrival t: model versions between download and upload."""
+        return np.arange(len(self)) // buffer - self.reads // buffer
+
+    def arrivals_per_client(self) -> Ints:
+        """How often each client arrived: under asynchrony fast clients weigh more, and this shows by how much."""
+        return np.bincount(self.client, minlength=self.clients)
+
+    def _busy(self) -> tuple[Floats, Floats]:
+        """The (start, end) of every active interval, cut at the horizon."""
+        if self.activity is None:
+            return self.read_at, self.arrives
+        return np.minimum(self.activity.read_at, self.horizon), np.minimum(self.activity.received, self.horizon)
+
+    def concurrency(self) -> tuple[Floats, Floats]:
+        """(times, share of clients that are active from each time on): downloading, computing or uploading."""
+        start, end = self._busy()
+        times = np.concatenate([[0.0], start, end])
+        change = np.concatenate([[0], np.ones(len(start)), -np.ones(len(end))])
+        moments, which = np.unique(times, return_inverse=True)
+        return moments, np.cumsum(np.bincount(which, weights=change)) / self.clients
+
+    def mean_concurrency(self) -> float:
+        """The share of active clients, averaged over time from 0 to the horizon."""
+        start, end = self._busy()
+        return float(np.sum(end - start) / (self.horizon * self.clients)) if self.horizon > 0 else 0.0
+
+    def waves(self, buffer: int = 1) -> Ints:
+        """The wave of every job: a job needs the jobs whose arrivals made its model, and jobs of one wave are independent.
+
+        wave(j) = 0 if j reads the first model, else 1 + max wave(i) over the arrivals i that made the model j reads.
+        """
+        made_by = (self.reads // buffer * buffer).tolist()
+        latest = [-1]  # latest[t]: the last wave among the first t arrivals
+        waves = []
+        for needed in made_by:
+            wave = latest[needed] + 1
+            waves.append(wave)
+            latest.append(max(latest[-1], wave))
+        return np.asarray(waves, dtype=np.int64)
+
+    def digest(self) -> str:
+        """A hash of everything that training can see of this timeline."""
+        columns = (self.client, self.visit, self.reads, self.arrives)
+        return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()
+
+    def summary(self, buffer: int = 1) -> dict[str, object]:
+        """The numbers of `persafl timeline --json`."""
+        staleness, arrivals, waves = self.staleness(buffer), self.arrivals_per_client(), self.waves(buffer)
+        count = len(self)
+        return {
+            "clients": self.clients,
+            "updates": count,
+            "sim_time": self.horizon,
+            "dropped": self.dropped,
+            "staleness": {
+                "mean": float(staleness.mean()) if count else 0.0,
+                "max": int(staleness.max(initial=0)),
+                "histogram": np.bincount(staleness).tolist() if count else [],
+            },
+            "concurrency": self.mean_concurrency(),
+            "arrivals_per_client": arrivals.tolist(),
+            "throughput": count / self.horizon if self.horizon else 0.0,
+            "waves": int(waves.max(initial=-1)) + 1,
+        }
+
+    # -- CSV ----------------------------------------------------------------------------------------------------------
+
+    def to_csv(self) -> str:
+        """The timeline as text; floats are written so that reading them gives the same bits."""
+        columns = (self.client, self.visit, self.reads, self.read_at, self.arrives)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        lines = (f"{client},{visit},{reads},{read_at!r},{arrives!r}\n" for client, visit, reads, read_at, arrives in rows)
+        return ",".join(COLUMNS) + "\n" + "".join(lines)
+
+
+def jobs_to_timeline(
+    clients: int,
+    client: Ints,
+    reads: Ints,
+    read_at: Floats,
+    arrives: Floats,
+    horizon: float,
+    activity: Activity | None = None,
+    dropped: int = 0,
+) -> Timeline:
+    """A timeline from jobs in order of arrival; visits are numbered per client in that order."""
+    visit = np.empty(len(client), dtype=np.int64)
+    by_client = np.argsort(client, kind="stable")
+    counts = np.bincount(client, minlength=clients)
+    starts = np.cumsum(counts) - counts
+    visit[by_client] = np.arange(len(client)) - np.repeat(starts, counts)
+    return Timeline(clients, client, visit, reads, read_at, arrives, horizon, activity, dropped)
+
+
+def read_rows(path: str | os.PathLike[str], columns: tuple[str, ...]) -> list[tuple[int, dict[str, str]]]:
+    """The rows of a CSV with exactly these columns, each with its line number."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise TimelineError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
+    reader = csv.reader(io.StringIO(text, newline=""))
+    rows: list[tuple[int, dict[str, str]]] = []
+    try:
+        header = next(reader, [])
+        if [name.strip() for name in header] != list(columns):
+            raise TimelineError(f"{path}, line 1: the columns must be {','.join(columns)}; got {','.join(header)!r}")
+        for row in reader:
+            if len(row) != len(columns):
+                raise TimelineError(f"{path}, line {reader.line_num}: expected {len(columns)} values, got {len(row)}")
+            rows.append((reader.line_num, dict(zip(columns, row, strict=True))))
+    except csv.Error as error:
+        raise TimelineError(f"{path}, line {reader.line_num}: {error}") from None
+    return rows
+
+
+def number(kind: type[int] | type[float], text: str, path: object, line: int, column: str) -> float | int:
+    """`text` as a non-negative finite int or float, or an error that names the place."""
+    try:
+        value = kind(text)
+        if not 0 <= value < 2**53:
+            raise ValueError
+    except ValueError:
+        what = "a whole number >= 0" if kind is int else "a number >= 0"
+        raise TimelineError(f"{path}, line {line}: {column} must be {what}; got {text!r}") from None
+    return value
+
+
+def from_csv(path: str | os.PathLike[str], clients: int) -> Timeline:
+    """The timeline in a CSV file, refused with its line number if it could not have happened."""
+    rows = read_rows(path, COLUMNS)
+    if not rows:
+        raise TimelineError(f"{path}: no jobs in it; a timeline needs at least one row below its header")
+    kinds = dict(zip(COLUMNS, (int, int, int, float, float), strict=True))
+    values: dict[str, list[float | int]] = {name: [] for name in COLUMNS}
+    for line, row in rows:
+        for name, kind in kinds.items():
+            values[name].append(number(kind, row[name], path, line, name))
+    lines = [line for line, _ in rows]
+
+    def refuse(bad: NDArray[np.bool_], why: str) -> None:
+        if bad.any():
+            index = int(bad.argmax())
+            got = {name: values[name][index] for name in COLUMNS}
+            raise TimelineError(f"{path}, line {lines[index]}: " + why.format(index=index, clients=clients, **got))
+
+    client = np.asarray(values["client"], dtype=np.int64)
+    visit = np.asarray(values["visit"], dtype=np.int64)
+    reads = np.asarray(values["reads"], dtype=np.int64)
+    read_at = np.asarray(values["read_at"], dtype=np.float64)
+    arrives = np.asarray(values["arrives"], dtype=np.float64)
+    refuse(client >= clients, "client {client} does not exist; there are {clients} clients, numbered from 0")
+    refuse(np.diff(arrives, prepend=0.0) < 0, "out of order: arrives={arrives} comes after a later arrival; sort the rows by arrives")
+    refuse(read_at > arrives, "the job arrives at {arrives}, before it read the model at {read_at}")
+    refuse(reads > np.arange(len(reads)), "a read from the future: reads={reads}, but only {index} updates have arrived before this row")
+    known = np.searchsorted(arrives, read_at, side="right")
+    refuse(reads > known, "a read from the future: reads={reads}, but fewer updates had arrived by read_at={read_at}")
+    timeline = jobs_to_timeline(clients, client, reads, read_at, arrives, float(arrives[-1]))
+    refuse(visit != timeline.visit, "a gap: client {client} has visit {visit} here; visits count 0, 1, 2, ... per client")
+    return timeline

@@ -1,0 +1,297 @@
+"""Schedules turn delays into a timeline: closed loop, rounds, Assumption 1, or a file."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from persafl_lit.errors import ConfigError
+from persafl_lit.streams import rng
+from persafl_lit.timeline.deadlines import Deadlines
+from persafl_lit.timeline.delays import BLOCK, Delays, VisitDelays
+from persafl_lit.timeline.jobs import Activity, Floats, Ints, Timeline, from_csv, jobs_to_timeline
+
+Policy = Literal["wait", "drop", "measure"]
+ARRIVES, ASKS = 0, 1  # kinds of events, in their order at equal times
+
+
+class Setting(NamedTuple):
+    """What every schedule needs to know. The run ends at `horizon` or after `updates` arrivals, whichever comes first."""
+
+    clients: int
+    local_steps: int
+    delays: Delays
+    seed: int
+    horizon: float | None
+    updates: int | None
+
+
+@dataclass(frozen=True)
+class Asynchronous:
+    """The closed loop of Algorithm 2: read, compute, send, rest, read again; nobody waits for anybody.
+
+    `tau` bounds the staleness in arrivals: `wait` delays reads and arrivals so that the bound holds and nothing is lost,
+    `drop` discards what comes too late, `measure` (or no tau) only counts.
+    """
+
+    tau: int | None = None
+    policy: Policy = "wait"
+
+    def __post_init__(self) -> None:
+        if self.tau is not None and self.tau < 0:
+            raise ConfigError(f"schedule.tau must be >= 0 or null; got {self.tau}")
+        if self.policy not in ("wait", "drop", "measure"):
+            raise ConfigError(f"schedule.policy must be wait, drop or measure; got {self.policy!r}")
+
+    def timeline(self, setting: Setting) -> Timeline:
+        if self.tau is None or self.policy == "measure":
+            return _free_running(setting, tau=None)
+        return _free_running(setting, self.tau) if self.policy == "drop" else _waiting(setting, self.tau)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Synchronous rounds: a cohort drawn without replacement; the server waits for its slowest member."""
+
+    cohort: int = 10
+
+    def __post_init__(self) -> None:
+        if self.cohort < 1:
+            raise ConfigError(f"schedule.cohort must be >= 1; got {self.cohort}")
+
+    def timeline(self, setting: Setting) -> Timeline:
+        if self.cohort > setting.clients:
+            raise ConfigError(f"schedule.cohort={self.cohort} is more than the {setting.clients} clients; lower it")
+        visits = [_Visits(setting, client) for client in range(setting.clients)]
+        rows: list[tuple[int, int, _Visit]] = []
+        start, count = 0.0, 0
+        while not _over(setting, start, count):
+            cohort = rng(setting.seed, "cohort", count // self.cohort).choice(setting.clients, self.cohort, replace=False)
+            jobs = [(visits[client].next(start), client) for client in cohort.tolist()]
+            jobs.sort(key=lambda job: (job[0].received, job[1]))
+            rows += [(client, count, visit) for visit, client in jobs]
+            start = jobs[-1][0].received
+            count += self.cohort
+        client = np.array([row[0] for row in rows], dtype=np.int64)
+        reads = np.array([row[1] for row in rows], dtype=np.int64)
+        activity = Activity(client, *_columns([row[2] for row in rows]))
+        return _cut(setting, client, reads, activity.read_at, activity.received, activity)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Assumption 1 exactly: i_t ~ Uniform[n] and Omega(t) = t - s with s uniform on 0..min(t, tau). One arrival a second."""
+
+    tau: int = 10
+
+    def __post_init__(self) -> None:
+        if self.tau < 0:
+            raise ConfigError(f"schedule.tau must be >= 0; got {self.tau}")
+
+    def timeline(self, setting: Setting) -> Timeline:
+        bounds = [bound for bound in (setting.updates, setting.horizon) if bound is not None]
+        t = np.arange(int(min(bounds)))
+        client = rng(setting.seed, "drawn client").integers(setting.clients, size=len(t))
+        # One uniform draw per arrival, so that tau changes the staleness but not whose turn it is.
+        share = rng(setting.seed, "drawn staleness").random(len(t))
+        reads = t - np.floor(share * (np.minimum(t, self.tau) + 1)).astype(np.int64)
+        horizon = float(len(t)) if setting.horizon is None else min(setting.horizon, float(len(t)))
+        return jobs_to_timeline(setting.clients, client, reads, reads.astype(np.float64), np.arange(1.0, len(t) + 1), horizon)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A timeline from a CSV file, as `persafl timeline --csv` writes it."""
+
+    path: str
+
+    def timeline(self, setting: Setting) -> Timeline:
+        whole = from_csv(self.path, setting.clients)
+        return _cut(setting, whole.client, whole.reads, whole.read_at, whole.arrives, None)
+
+
+SCHEDULES = {"asynchronous": Asynchronous, "rounds": Rounds, "drawn": Drawn, "replay": Replay}
+
+
+# -- the closed loop --------------------------------------------------------------------------------------------------
+
+
+def _free_running(setting: Setting, tau: int | None) -> Timeline:
+    """No client ever waits, so each client's times are one cumulative sum; only `reads` needs all of them together."""
+    activity = _busy_until(setting, _horizon_guess(setting))
+    while setting.updates is not None and setting.horizon is None and _count_whole(activity) < setting.updates:
+        activity = _busy_until(setting, 2 * float(activity.received.max()))
+    order = np.lexsort((activity.client, activity.received))
+    activity = activity.rows(order)
+    if tau is None:
+        reads = np.searchsorted(activity.received, activity.read_at, side="right")
+        return _cut(setting, activity.client, reads, activity.read_at, activity.received, activity)
+    reads, kept = _reads_with_drops(activity, tau)
+    return _cut(setting, activity.client, reads, activity.read_at, activity.received, activity, kept)
+
+
+def _busy_until(setting: Setting, horizon: float) -> Activity:
+    """Every visit that begins by `horizon`, client after client."""
+    columns: list[list[Floats]] = [[], [], [], []]
+    counts = []
+    for client in range(setting.clients):
+        block_of = setting.delays.of(setting.seed, client, setting.local_steps)
+        ends = np.zeros((1, 4))  # of download, compute, upload, rest
+        while ends[-1, 3] <= horizon:
+            following = block_of(len(ends) // BLOCK).ravel()
+            ends = np.concatenate([ends, np.cumsum(np.concatenate([ends[-1, 3:], following]))[1:].reshape(-1, 4)])
+        starts, ends = ends[:-1, 3], ends[1:]
+        begun = int(np.searchsorted(starts, horizon, side="right"))
+        for column, values in zip(columns, (starts, ends[:, 0], ends[:, 1], ends[:, 2]), strict=True):
+            column.append(values[:begun])
+        counts.append(begun)
+    client_column = np.repeat(np.arange(setting.clients), counts)
+    return Activity(client_column, *(np.concatenate(column) for column in columns))
+
+
+def _horizon_guess(setting: Setting) -> float:
+    if setting.horizon is not None:
+        return setting.horizon
+    assert setting.updates is not None
+    cycles = [
+        float(setting.delays.of(setting.seed, client, setting.local_steps)(0).sum(axis=1).mean()) for client in range(min(setting.clients, 200))
+    ]
+    rate = setting.clients * float(np.mean(1 / np.maximum(cycles, 1e-12)))
+    return 1.1 * setting.updates / rate + 2 * max(cycles)
+
+
+def _count_whole(activity: Activity) -> int:
+    """Arrivals that cannot be preceded by a visit we have not generated: those before the last start of any client."""
+    last_start = np.zeros(int(activity.client.max()) + 1)
+    np.maximum.at(last_start, activity.client, activity.read_at)
+    return int(np.sum(activity.received <= last_start.min()))
+
+
+def _reads_with_drops(activity: Activity, tau: int) -> tuple[Ints, np.ndarray]:
+    """Walk arrivals and reads in order of time; an arrival with more than tau applied since its read is not applied."""
+    jobs = len(activity.client)
+    times = np.concatenate([activity.received, activity.read_at])
+    kinds = np.repeat([ARRIVES, ASKS], jobs)
+    order = np.lexsort((np.tile(activity.client, 2), kinds, times)).tolist()
+    reads, kept, applied = [0] * jobs, [False] * jobs, 0
+    for event in order:
+        if event >= jobs:
+            reads[event - jobs] = applied
+        elif applied - reads[event] <= tau:
+            kept[event] = True
+            applied += 1
+    return np.array(reads, dtype=np.int64), np.array(kept)
+
+
+def _waiting(setting: Setting, tau: int) -> Timeline:
+    """The bound is kept by waiting: a read waits while more than tau others are in flight, an arrival is held while
+    applying it would make a job in flight miss its deadline (the arrival count at its read, plus tau)."""
+    visits = [_Visits(setting, client) for client in range(setting.clients)]
+    events = [(0.0, ASKS, client) for client in range(setting.clients)]
+    waiting: deque[int] = deque()  # clients that want to read, first come first served
+    in_flight = Deadlines(tau, setting.clients)
+    held: list[_Reader] = []  # a heap: the earliest deadline first
+    reader: dict[int, _Reader] = {}
+    begun: list[tuple[int, _Visit]] = []
+    applied: list[tuple[_Reader, float]] = []
+
+    def read(client: int) -> None:
+        visit = visits[client].next(now)
+        reader[client] = _Reader(len(applied), in_flight.add(len(applied)), client, len(begun))
+        begun.append((client, visit))
+        heapq.heappush(events, (visit.received, ARRIVES, client))
+
+    def apply(job: _Reader) -> None:
+        in_flight.remove(job.number)
+        applied.append((job, now))
+        heapq.heappush(events, (now + visits[job.client].rest(), ASKS, job.client))
+
+    while events and not _over(setting, events[0][0], len(applied)):
+        now, kind, client = heapq.heappop(events)
+        if kind == ASKS:
+            waiting.append(client)
+        else:
+            heapq.heappush(held, reader.pop(client))
+            while held and held[0].reads <= in_flight.last_reads(len(applied)):
+                apply(heapq.heappop(held))
+        if not (events and events[0][:2] == (now, ARRIVES)):  # equal times: every arrival comes before the first read
+            while waiting and in_flight.admits():
+                read(waiting.popleft())
+
+    activity = Activity(np.array([client for client, _ in begun], dtype=np.int64), *_columns([visit for _, visit in begun]))
+    jobs = np.array([job for job, _ in applied], dtype=np.int64).reshape(-1, 4)
+    reads, _, clients, rows = jobs.T
+    return _cut(setting, clients, reads, activity.read_at[rows], np.array([moment for _, moment in applied]), activity)
+
+
+class _Reader(NamedTuple):
+    """A job in flight, ordered by deadline."""
+
+    reads: int
+    number: int
+    client: int
+    row: int
+
+
+def _columns(visits: list[_Visit]) -> list[Floats]:
+    return list(np.array(visits, dtype=np.float64).reshape(-1, 4).T)
+
+
+class _Visit(NamedTuple):
+    """When a visit's phases end: the row of an `Activity`, without its client."""
+
+    read_at: float
+    downloaded: float
+    computed: float
+    received: float
+
+
+class _Visits:
+    """One client's visits, one after the other."""
+
+    def __init__(self, setting: Setting, client: int) -> None:
+        self._block_of: VisitDelays = setting.delays.of(setting.seed, client, setting.local_steps)
+        self._block: list[list[float]] = []
+        self._count = 0
+
+    def next(self, read_at: float) -> _Visit:
+        index = self._count % BLOCK
+        if index == 0:
+            self._block = self._block_of(self._count // BLOCK).tolist()
+        self._count += 1
+        download, compute, upload, self._rest = self._block[index]
+        downloaded = read_at + download
+        computed = downloaded + compute
+        return _Visit(read_at, downloaded, computed, computed + upload)
+
+    def rest(self) -> float:
+        """The pause after the visit that `next` gave last."""
+        return self._rest
+
+
+# -- the end of a run -------------------------------------------------------------------------------------------------
+
+
+def _over(setting: Setting, now: float, arrivals: int) -> bool:
+    return (setting.horizon is not None and now > setting.horizon) or (setting.updates is not None and arrivals >= setting.updates)
+
+
+def _cut(
+    setting: Setting, client: Ints, reads: Ints, read_at: Floats, arrives: Floats, activity: Activity | None, kept: np.ndarray | None = None
+) -> Timeline:
+    """The timeline up to the horizon or the last of `updates` arrivals; `kept` marks the arrivals that were not dropped."""
+    kept = np.ones(len(client), dtype=bool) if kept is None else kept
+    end = len(client) if setting.horizon is None else int(np.searchsorted(arrives, setting.horizon, side="right"))
+    if setting.updates is not None and kept[:end].sum() > setting.updates:
+        end = int(np.flatnonzero(kept)[setting.updates - 1]) + 1
+    rows = np.flatnonzero(kept[:end])
+    cut_short = setting.horizon is None or (setting.updates is not None and len(rows) == setting.updates)
+    horizon = (float(arrives[end - 1]) if end else 0.0) if cut_short else setting.horizon
+    assert horizon is not None
+    if activity is not None:
+        activity = activity.rows(activity.read_at < horizon)
+    return jobs_to_timeline(setting.clients, client[rows], reads[rows], read_at[rows], arrives[rows], horizon, activity, dropped=end - len(rows))
