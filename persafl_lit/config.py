@@ -300,9 +300,6 @@ def _load_choice(choice: Any, key: str, folders: Sequence[Path]) -> dict[str, An
     group = GROUPS.get(key, key)
     known = choices(group, folders)
     if not isinstance(choice, str) or choice not in known:
-        shown = "none" if choice is None and "none" in known else choice
-        if shown in known:
-            return _load(_find(f"{group}/{shown}.yaml", folders), key)
         raise ConfigError(f"unknown {key} {choice!r}; conf/{group} has {', '.join(known)}.{closest(str(choice), known)}")
     return _load(_find(f"{group}/{choice}.yaml", folders), key)
 

@@ -18,7 +18,7 @@ from persafl_lit.client import ClientDataModule, ClientModule, Report
 from persafl_lit.data.federation import Federation
 from persafl_lit.errors import ConfigError
 from persafl_lit.evaluate import Finetune, Scores, evaluate_client, whole_batches
-from persafl_lit.objectives import Moreau, Objective
+from persafl_lit.objectives import Maml, Moreau, Objective
 
 PRECISIONS: dict[str, torch.dtype] = {
     "32-true": torch.float32,
@@ -67,11 +67,11 @@ class Worker:
         dtype = PRECISIONS[precision]
         self.federation = work.federation.to(fabric.device, dtype)
         self.module = ClientModule(work.backbone.to(fabric.device, dtype), work.objective, work.eta, work.federation.smoothness)
-        self.client, _ = fabric.setup(self.module, self.module.configure_optimizers())
-        # One pass through Fabric's wrapper (precision, strategy) per job, not one per step.
-        self.client.mark_forward_method("local_training")
+        fabric.setup(self.module, self.module.configure_optimizers())
         self.autocast = fabric.autocast
         self._devices = [] if fabric.device.type == "cpu" else [fabric.device]
+        if isinstance(work.objective, Maml) and work.objective.differences and precision.startswith("bf16"):
+            raise ConfigError(f"method.hvp={work.objective.hvp} drowns in the rounding of precision={precision}; use exact or first_order")
         if isinstance(work.objective, Moreau):
             work.objective.check_inner_step(work.federation.smoothness or 0.0)
 
@@ -84,14 +84,14 @@ class Worker:
         """A client's visit: Algorithm 2 from download to upload."""
         work = self.work
         data = ClientDataModule(self.federation, task.client, work.objective, work.local_steps, work.batch_size, work.seed)
-        with torch.random.fork_rng(self._devices):
-            report = self.client.local_training(task.read, task.correction, data.steps(task.visit))
+        # Fabric's precision holds for the whole job: one context, not one per step.
+        with torch.random.fork_rng(self._devices), self.autocast():
+            report = self.module.local_training(task.read, task.correction, data.steps(task.visit))
             delta = task.read - self.module.w
             if not work.objective.control:
                 return Update(delta, None, report)
             whole = whole_batches(self.federation, task.client, work.batch_size, work.seed)
-            with self.autocast():
-                control = self.module.whole_gradient(task.read, whole)
+            control = self.module.whole_gradient(task.read, whole)
         return Update(delta, control, report._replace(evaluations=report.evaluations + len(whole)))
 
     def evaluate(self, client: int, w: Tensor) -> Scores:

@@ -34,10 +34,10 @@ class FlatLoss:
         size = sum(p.numel() for p in self._parameters)
         self.point = torch.empty(size, dtype=first.dtype, device=first.device)
         self._gradient = torch.zeros_like(self.point)
-        for parameter, value, gradient in zip(self._parameters, self._views(self.point), self._views(self._gradient), strict=True):
+        self._gradients = list(self._views(self._gradient))
+        for parameter, value in zip(self._parameters, self._views(self.point), strict=True):
             value.copy_(parameter.detach())
             parameter.data = value
-            parameter.grad = gradient
 
     def _views(self, vector: Tensor) -> Iterator[Tensor]:
         start = 0
@@ -59,8 +59,10 @@ class FlatLoss:
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
         """grad f(w; D), in a buffer that the next evaluation overwrites."""
         self.at(w)
-        self._gradient.zero_()
         loss = self._loss(batch)
+        self._gradient.zero_()
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient  # someone (Trainer, a user's module) may have called zero_grad
         self.backward(loss)
         self.losses.append(loss.detach())
         self.evaluations += 1

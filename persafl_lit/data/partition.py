@@ -76,6 +76,8 @@ def by_classes(labels: np.ndarray, clients: int, settings: Partition, seed: int)
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for column, kind in enumerate(kinds):
         holders = np.flatnonzero(held[:, column])
+        if not len(holders):
+            continue
         samples = stream.permutation(np.flatnonzero(labels == kind))
         if len(holders) > len(samples):
             raise DataError(

@@ -1,0 +1,31 @@
+"""Random quadratics and a loss over them, for tests with closed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from persafl_lit.client import QuadraticModel
+from persafl_lit.data.federation import Batch
+from persafl_lit.loss import FlatLoss
+
+
+def random_quadratics(clients: int, dimension: int, seed: int = 0):
+    """H (n, d, d) with eigenvalues in [0.5, 5], and a (n, d)."""
+    stream = np.random.default_rng(seed)
+    H = []
+    for _ in range(clients):
+        basis, _ = np.linalg.qr(stream.normal(size=(dimension, dimension)))
+        H.append((basis * stream.uniform(0.5, 5.0, dimension)) @ basis.T)
+    return np.array(H), stream.normal(size=(clients, dimension))
+
+
+def loss_and_batch(H: np.ndarray, a: np.ndarray, smoothness: float | None = None):
+    """f of one client in float64, and the batch that is all of its data."""
+    f = FlatLoss(QuadraticModel(torch.zeros(len(a), dtype=torch.float64)), smoothness=smoothness)
+    return f, Batch((torch.from_numpy(H), torch.from_numpy(a)), 0)
+
+
+def save(path, H, a, **more) -> str:
+    np.savez(path, H=H, a=a, **more)
+    return str(path)

@@ -1,0 +1,275 @@
+"""The client as a LightningModule: under Fabric, under Trainer.fit, and around a user's own module."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+
+from persafl_lit import compose, run
+from persafl_lit.client import ClientDataModule, ClientModule, build_backbone
+from persafl_lit.data import Digits
+from persafl_lit.errors import ConfigError
+from persafl_lit.executors import Task, Work, Worker, make_fabric
+from persafl_lit.evaluate import Finetune
+from persafl_lit.models import Cnn2, Mlp
+from persafl_lit.objectives import OBJECTIVES, Maml, Moreau, Plain
+
+QUIET = ["tracking.enabled=false", "checkpoint.every=0"]
+SMALL = [*QUIET, "clients=6", "updates=12", "local_steps=3", "batch_size=8"]
+
+
+def parts(objective, seed=0, local_steps=4):
+    federation = Digits().federation(6, seed)
+    backbone = build_backbone(Mlp(hidden=(8,), dropout=0.3), federation, seed)
+    return federation, backbone, Work(backbone, federation, objective, Finetune(), local_steps, 0.05, 8, seed)
+
+
+def fit(module, data, steps):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = L.Trainer(
+            max_steps=steps, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False
+        )
+        trainer.fit(module, datamodule=data)
+    return trainer
+
+
+@pytest.mark.parametrize("objective", [Plain(), Maml(alpha=0.05), Maml(alpha=0.05, hvp="exact"), Moreau(lam=20.0, inner_steps=3)])
+def test_trainer_fit_on_one_client_gives_the_bits_of_the_fabric_loop(objective):
+    """The same ClientModule, once under Trainer.fit with the client's LightningDataModule, once as a job under Fabric."""
+    _, _, work = parts(objective)
+    worker = Worker(work, make_fabric("cpu", 1, "32-true"), "32-true")
+    worker.train(Task(2, 0, worker.start, None))
+
+    federation, backbone, _ = parts(objective)
+    alone = ClientModule(backbone, objective, eta=0.05)
+    data = ClientDataModule(federation, 2, objective, local_steps=4, batch_size=8, seed=0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    trainer = fit(alone, data, steps=4)
+    torch.set_num_threads(threads)
+    assert trainer.global_step == 4
+    assert torch.equal(alone.w, worker.module.w)
+    assert torch.equal(torch.cat([p.flatten() for p in backbone.parameters()]), alone.w), "the backbone holds the trained weights"
+
+
+def test_local_training_is_trainer_fit_for_as_many_visits():
+    """method=local: what a client reaches after v visits is Trainer.fit over v * Q steps."""
+    result = run([*SMALL, "method=local", "model=mlp", "eval.finetune=none", "eta=0.05"])
+    client = int(result.timeline.arrivals_per_client().argmax())
+    visits = int(result.timeline.arrivals_per_client()[client])
+    assert visits > 1
+    federation = Digits().federation(6, 0)
+    backbone = build_backbone(Mlp(), federation, 0)
+    fit(ClientModule(backbone, Plain(), eta=0.05), ClientDataModule(federation, client, Plain(), 3, 8, 0, visits), steps=3 * visits)
+    (data, _), *_ = federation.whole(client, "test", 1000)
+    backbone.eval()
+    assert float(backbone.training_step(data, 0).detach()) == pytest.approx(result.clients()[client]["test_loss"], rel=1e-4)
+
+
+def test_an_update_is_the_difference_between_what_was_read_and_what_was_reached():
+    _, _, work = parts(Plain())
+    worker = Worker(work, make_fabric("cpu", 1, "32-true"), "32-true")
+    read = worker.start
+    update = worker.train(Task(1, 0, read, None))
+    assert torch.equal(update.delta, read - worker.module.w)
+    assert update.report.evaluations == 4
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_job_depends_on_nothing_but_its_inputs(name):
+    """The same job twice, with other jobs and an evaluation in between, on a worker and on a fresh one."""
+    work = parts(OBJECTIVES[name]())[2]
+    worker = Worker(work, make_fabric("cpu", 1, "32-true"), "32-true")
+    task = Task(3, 2, worker.start, None)
+    first = worker.train(task)
+    worker.train(Task(1, 0, worker.start + 0.1, None))
+    worker.evaluate(2, worker.start)
+    fresh = Worker(parts(OBJECTIVES[name]())[2], make_fabric("cpu", 1, "32-true"), "32-true")
+    for again in (worker.train(task), fresh.train(task)):
+        assert torch.equal(first.delta, again.delta)
+        assert first.report == again.report
+
+
+def test_another_dropout_does_not_change_the_batches_a_client_sees():
+    """Every batch that reaches the backbone, with dropout 0 and 0.5 and with other delays, is the same."""
+
+    class Watching(L.LightningModule):
+        def __init__(self, dropout):
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = nn.Sequential(nn.Flatten(), nn.Dropout(dropout), nn.Linear(64, 10))
+            self.seen = []
+
+        def forward(self, inputs):
+            return self.net(inputs)
+
+        def training_step(self, batch, batch_idx):
+            if self.training:
+                seen.append(batch[1].tolist())
+            return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    logs = []
+    for dropout, delays in ((0.0, "exponential"), (0.5, "exponential"), (0.0, "constant")):
+        seen: list = []
+        result = run([*SMALL, "method=local", "eval.finetune=none", f"delays={delays}", "updates=40"], model=Watching(dropout))
+        steps = iter(seen)
+        logs.append({(job.client, job.visit): [next(steps) for _ in range(3)] for job in result.timeline})
+    assert logs[0] == logs[1]
+    shared = logs[0].keys() & logs[2].keys()
+    assert len(shared) > 10
+    assert all(logs[0][key] == logs[2][key] for key in shared)
+
+
+# -- a user's own LightningModule -------------------------------------------------------------------------------------
+
+OWN_MODULE = """
+import lightning as L
+import torch
+from torch import nn
+
+class Net(L.LightningModule):
+    def __init__(self, width=8):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.GroupNorm(2, width), nn.ReLU(), nn.Linear(width, 10))
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = nn.functional.cross_entropy(self(x), y, label_smoothing=0.1)
+        self.log("train_loss", loss)
+        return {"loss": loss}
+
+    def configure_optimizers(self):
+        raise AssertionError("the method fixes the optimiser")
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "my_nets.py").write_text(OWN_MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("my_nets", None)
+
+
+def test_a_users_module_is_trained_through_the_python_api(own):
+    from my_nets import Net
+
+    mine = Net()
+    before = {name: value.clone() for name, value in mine.state_dict().items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = run({"clients": 6, "updates": 60, "eta": 0.05, "method": "persafl_me", "tracking.enabled": False}, model=mine)
+    assert type(result.model) is Net
+    assert result.accuracy["test"] > 0.5
+    assert all(torch.equal(value, before[name]) for name, value in mine.state_dict().items()), "the user's object is left alone"
+
+
+def test_a_class_path_needs_the_users_word(own):
+    custom = [*SMALL, "model=custom", "model.path=my_nets.Net", "model.args.width=4"]
+    with pytest.raises(ConfigError, match="allow_code=true"):
+        run(custom)
+    assert run([*custom, "allow_code=true"]).model.net[1].out_features == 4
+
+
+@pytest.mark.parametrize(("path", "why"), [("nowhere.Net", "No module"), ("my_nets.Nett", "no attribute"), ("my_nets.nn", "cannot build"), ("Net", "cannot build")])
+def test_a_class_path_that_leads_nowhere_is_refused(own, path, why):
+    with pytest.raises(ConfigError, match=why):
+        run([*SMALL, "model=custom", f"model.path={path}", "allow_code=true"])
+
+
+def test_float_buffers_are_refused():
+    class Normed(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.bn = nn.BatchNorm1d(3)
+
+        def training_step(self, batch, batch_idx):
+            return None
+
+    with pytest.raises(ConfigError, match=r"float buffer 'bn.running_mean' \(BatchNorm"):
+        run(SMALL, model=Normed())
+
+
+def test_what_is_no_backbone_is_refused():
+    class Lossless(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(1, 1)
+
+        def training_step(self, batch, batch_idx):
+            return None
+
+    with pytest.raises(ConfigError, match="must be a LightningModule"):
+        run(SMALL, model=nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="has no training_step"):
+        run(SMALL, model=L.LightningModule())
+    with pytest.raises(ConfigError, match="must return a loss; got NoneType"):
+        run(SMALL, model=Lossless())
+
+
+def test_data_and_model_must_fit():
+    with pytest.raises(ConfigError, match="data=quadratic goes with model=point"):
+        run([*QUIET, "data=quadratic", "model=mlp"])
+    with pytest.raises(ConfigError, match="data=quadratic goes with model=point"):
+        run([*QUIET, "data=digits", "model=point"])
+    with pytest.raises(ConfigError, match="8x8 pixels are too small"):
+        run([*QUIET, "model.kernel=5", "model.padding=0"])
+
+
+# -- networks and precision -------------------------------------------------------------------------------------------
+
+
+def test_the_papers_mnist_network_has_the_known_number_of_parameters():
+    """The two-convolution CNN of the federated literature, 32/64 channels 5x5 and 512 hidden units: 582,026."""
+    network = Cnn2(channels=(32, 64), hidden=(512,), kernel=5, padding=0).network((1, 28, 28), 10)
+    assert sum(p.numel() for p in network.parameters()) == 582_026
+
+
+def test_pooling_before_relu_is_exact():
+    inputs = torch.randn(50, 3, 8, 8)
+    assert torch.equal(nn.ReLU()(nn.MaxPool2d(2)(inputs)), nn.MaxPool2d(2)(nn.ReLU()(inputs)))
+
+
+@pytest.mark.parametrize("model", ["cnn2", "cnn3", "mlp", "logistic"])
+def test_every_network_learns(model):
+    small = {"cnn2": ["model.channels=[4,8]"], "cnn3": ["model.channels=[8,16,16]", "eta=0.1", "model.dropout=0"]}
+    result = run([*QUIET, "eta=0.05", f"model={model}", *small.get(model, []), "clients=5", "updates=80", "method=local", "eval.finetune=none"])
+    assert result.points[-1].accuracy()["test"] > result.points[0].accuracy()["test"] + 0.3
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
+def test_other_precisions_train(precision):
+    exact = run([*SMALL, "method=fedasync", "model=mlp"]).state_dict()
+    other = run([*SMALL, "method=fedasync", "model=mlp", f"precision={precision}"]).state_dict()
+    assert all(value.dtype == exact[name].dtype for name, value in other.items()), "exported in the backbone's own type"
+    gap = max(float((other[name].double() - exact[name].double()).abs().max()) for name in exact)
+    assert 0 < gap < (1e-5 if precision == "64-true" else 0.05)
+
+
+def test_precisions_and_devices_that_cannot_be_are_refused():
+    with pytest.raises(ConfigError, match="precision must be one of"):
+        run([*SMALL, "precision=16-mixed"])
+    with pytest.raises(ConfigError, match="drowns in the rounding"):
+        run([*SMALL, "method=persafl_maml", "precision=bf16-mixed"])
+    with pytest.raises(ConfigError, match="accelerator=gpuu"):
+        run([*SMALL, "accelerator=gpuu"])
+    with pytest.raises(ConfigError, match="one device"):
+        run([*SMALL, "devices=2"])
+
+
+def test_a_saved_model_is_an_ordinary_contiguous_state_dict():
+    result = run([*SMALL, "model.channels=[4,8]"])
+    fresh = build_backbone(Cnn2(channels=(4, 8)), Digits().federation(6, 0), seed=99)
+    fresh.load_state_dict(result.state_dict())
+    assert all(value.is_contiguous() for value in result.state_dict().values())
+    assert compose(SMALL).model["name"] == "cnn2"
