@@ -113,7 +113,7 @@ def run(
         fabric = make_fabric(config.accelerator, config.devices, config.precision)
         work = Work(copy.deepcopy(original), federation, config.objective(), finetune, config.local_steps, config.eta, config.batch_size, config.seed)
         worker = Worker(work, fabric, config.precision)
-        checkpoint = Checkpoint(Path(config.checkpoint.dir or "mlruns/checkpoints") / f"{config.hash()}.pt")
+        checkpoint = Checkpoint(checkpoint_path(config))
         experiment = Experiment(
             timeline,
             rule,
@@ -155,6 +155,11 @@ def run(
             tracker.finish(result.summary())
         checkpoint.delete()
         return result
+
+
+def checkpoint_path(config: Config) -> Path:
+    """Where an interrupted run of this config is kept."""
+    return Path(config.checkpoint.dir or "mlruns/checkpoints") / f"{config.hash()}.pt"
 
 
 def _track(config: Config, timeline: Timeline, saved: dict[str, Any] | None) -> Any:

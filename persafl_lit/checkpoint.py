@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ class Checkpoint:
             content = torch.load(self.path, weights_only=True)
         except FileNotFoundError:
             return None
-        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        except Exception as error:  # a damaged file can raise anything
             raise CheckpointError(f"the checkpoint {self.path} cannot be read ({first_line(error)}); delete it to start anew") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("identity") != identity:
             raise CheckpointError(

@@ -88,9 +88,11 @@ def _run(options: argparse.Namespace) -> int:
 
 def _run_with_progress(config: Config, resume: bool) -> Result:
     stop = _stop_on_signals()
-    from persafl_lit.api import run
+    from persafl_lit.api import checkpoint_path, run
     from persafl_lit.progress import ProgressBar
 
+    if checkpoint_path(config).exists() and not resume:
+        print("persafl: an interrupted run of this config exists; this one starts anew (--resume would continue it)", file=sys.stderr)
     with ProgressBar(f"{config.name} on {config.data['name']}") as bar:
         return run(config, resume=resume, observers=bar.watch, should_stop=stop)
 

@@ -151,6 +151,7 @@ class ClientModule(L.LightningModule):
         self.read, self.correction = read, correction
         self.w.copy_(read)
         self.backbone.train()
+        self.f.losses.clear()
         before = self.f.evaluations
         for q, batches in enumerate(steps):
             stood = self.w.clone() if q == len(steps) - 1 else self.w

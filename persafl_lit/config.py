@@ -87,7 +87,7 @@ class Config:
     updates: int | None
     seed: int
     accelerator: str
-    devices: int | str
+    devices: int | tuple[int, ...] | str
     precision: str
     executor: Literal["serial"]
     workers: int

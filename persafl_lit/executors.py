@@ -16,7 +16,7 @@ from torch import Tensor
 
 from persafl_lit.client import ClientDataModule, ClientModule, Report
 from persafl_lit.data.federation import Federation
-from persafl_lit.errors import ConfigError
+from persafl_lit.errors import ConfigError, first_line
 from persafl_lit.evaluate import Finetune, Scores, evaluate_client, whole_batches
 from persafl_lit.objectives import Maml, Moreau, Objective
 
@@ -126,14 +126,15 @@ class Serial:
         return tuple(self.worker.evaluate(client, w) for client, w in enumerate(models))
 
 
-def make_fabric(accelerator: str, devices: int | str, precision: str) -> Fabric:
+def make_fabric(accelerator: str, devices: int | tuple[int, ...] | str, precision: str) -> Fabric:
     """A Fabric on one device, or a sentence about why not."""
     if precision not in PRECISIONS:
         raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}")
     try:
-        fabric = Fabric(accelerator=accelerator, devices=devices, precision=precision)  # type: ignore[arg-type]
+        named = list(devices) if isinstance(devices, tuple) else devices
+        fabric = Fabric(accelerator=accelerator, devices=named, precision=precision)  # type: ignore[arg-type]
     except Exception as error:  # Fabric raises many types; each is about these three values
-        raise ConfigError(f"accelerator={accelerator}, devices={devices}, precision={precision} cannot be set up: {error}") from error
+        raise ConfigError(f"accelerator={accelerator}, devices={devices}, precision={precision} cannot be set up: {first_line(error)}") from error
     if fabric.world_size != 1:
         raise ConfigError(f"a worker trains on one device; devices={devices} are {fabric.world_size}: name one, e.g. devices=[0]")
     fabric.launch()

@@ -29,12 +29,15 @@ if TYPE_CHECKING:
     from persafl_lit.timeline import Job, Timeline
 
 STORE = Path("mlruns")
+SQLITE = "sqlite:///"
 BATCH = 1000  # metrics MLflow takes in one call
 
 
 def store_uri(uri: str | None) -> str:
-    """The tracking URI: as configured, else the environment's, else our sqlite store."""
-    return uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{STORE}/mlflow.db"
+    """The tracking URI: as configured, else the environment's, else our sqlite store. Files are named in full, because
+    MLflow keeps connections by URI and would take another folder's store for the same."""
+    chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{STORE}/mlflow.db"
+    return SQLITE + str(Path(chosen.removeprefix(SQLITE)).absolute()) if chosen.startswith(SQLITE) else chosen
 
 
 def prepare(tracking: Tracking) -> tuple[mlflow.MlflowClient, str]:
@@ -48,7 +51,7 @@ def prepare(tracking: Tracking) -> tuple[mlflow.MlflowClient, str]:
             found = client.get_experiment_by_name(tracking.experiment)
             if found is not None:
                 return client, str(found.experiment_id)
-            artifacts = (STORE / "artifacts").resolve().as_uri() if uri.startswith("sqlite:") else None
+            artifacts = (STORE / "artifacts").resolve().as_uri() if uri.startswith(SQLITE) else None
             return client, str(client.create_experiment(tracking.experiment, artifact_location=artifacts))
     except (MlflowException, OSError, sqlite3.Error) as error:
         raise ConfigError(f"cannot track to tracking.uri={uri}: {first_line(error)}") from error
@@ -133,10 +136,10 @@ class Tracker:
 @contextlib.contextmanager
 def _one_at_a_time(uri: str) -> Iterator[None]:
     """A sqlite store is created by one process at a time, and then in WAL mode so that many may write."""
-    path = Path(uri.removeprefix("sqlite:///"))
-    if not uri.startswith("sqlite:///"):
+    if not uri.startswith(SQLITE):
         yield
         return
+    path = Path(uri.removeprefix(SQLITE))
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

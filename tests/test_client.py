@@ -14,8 +14,8 @@ from persafl_lit import compose, run
 from persafl_lit.client import ClientDataModule, ClientModule, build_backbone
 from persafl_lit.data import Digits
 from persafl_lit.errors import ConfigError
-from persafl_lit.executors import Task, Work, Worker, make_fabric
 from persafl_lit.evaluate import Finetune
+from persafl_lit.executors import Task, Work, Worker, make_fabric
 from persafl_lit.models import Cnn2, Mlp
 from persafl_lit.objectives import OBJECTIVES, Maml, Moreau, Plain
 
@@ -181,7 +181,9 @@ def test_a_class_path_needs_the_users_word(own):
     assert run([*custom, "allow_code=true"]).model.net[1].out_features == 4
 
 
-@pytest.mark.parametrize(("path", "why"), [("nowhere.Net", "No module"), ("my_nets.Nett", "no attribute"), ("my_nets.nn", "cannot build"), ("Net", "cannot build")])
+@pytest.mark.parametrize(
+    ("path", "why"), [("nowhere.Net", "No module"), ("my_nets.Nett", "no attribute"), ("my_nets.nn", "cannot build"), ("Net", "cannot build")]
+)
 def test_a_class_path_that_leads_nowhere_is_refused(own, path, why):
     with pytest.raises(ConfigError, match=why):
         run([*SMALL, "model=custom", f"model.path={path}", "allow_code=true"])

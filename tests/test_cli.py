@@ -1,0 +1,197 @@
+"""The command line as outside tools rely on it: JSON, files, exit codes, one sentence per mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from persafl_lit import __version__
+from persafl_lit.cli import main
+from tests.quadratics import random_quadratics, save
+
+FAST = ["model=logistic", "clients=5", "updates=15", "local_steps=2", "tracking.enabled=false"]
+
+
+def persafl(*arguments, **options):
+    return subprocess.run([sys.executable, "-m", "persafl_lit", *arguments], capture_output=True, text=True, timeout=300, **options)
+
+
+def test_json_is_one_object_with_the_promised_keys(capsys):
+    assert main(["run", *FAST, "--json"]) == 0
+    captured = capsys.readouterr()
+    summary = json.loads(captured.out)
+    assert captured.out.count("\n") == 1
+    promised = [
+        "run_id",
+        "method",
+        "seed",
+        "updates",
+        "sim_time",
+        "grad_evals",
+        "dropped",
+        "staleness",
+        "concurrency",
+        "accuracy",
+        "wall_seconds",
+        "config",
+    ]
+    assert set(promised) <= set(summary)
+    assert set(summary["staleness"]) == {"mean", "max"}
+    assert set(summary["accuracy"]) >= {"val", "test", "std", "worst_decile", "global"}
+    assert (summary["method"], summary["updates"], summary["config"]["clients"]) == ("persafl_me", 15, 5)
+    assert all(0 <= value <= 1 for value in summary["accuracy"].values())
+    assert "update 15/15" in captured.err, "progress goes to stderr"
+
+
+def test_accuracy_on_quadratics_is_null(capsys):
+    assert main(["run", "data=quadratic", "updates=5", "tracking.enabled=false", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["accuracy"]["test"] is None
+    assert summary["loss"]["test"] > 0
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbuff", "fedasync_mix", "local", "per_fedavg", "pfedme", "fedprox"])
+def test_every_method_runs(method, capsys):
+    cohort = ["schedule.cohort=3"] if method in ("fedavg", "scaffold", "per_fedavg", "pfedme", "fedprox") else []
+    assert main(["run", *FAST, f"method={method}", *cohort, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["method"] == method
+
+
+def test_a_saved_model_loads_with_weights_only(capsys, tmp_path):
+    assert main(["run", *FAST, "--save-model", "model.pt"]) == 0
+    state = torch.load("model.pt", weights_only=True)
+    assert {name: tuple(value.shape) for name, value in state.items()} == {"network.1.weight": (10, 64), "network.1.bias": (10,)}
+    assert "personalised test accuracy" in capsys.readouterr().out
+
+
+def test_a_quadratic_run_saves_its_vector(tmp_path):
+    H, a = random_quadratics(4, 3)
+    path = save(tmp_path / "q.npz", H, a)
+    assert main(["run", "data=quadratic", f"data.path={path}", "updates=5", "tracking.enabled=false", "--save-model", "w.pt"]) == 0
+    assert torch.load("w.pt", weights_only=True)["w"].shape == (3,)
+
+
+def test_timeline_writes_csv_png_and_json(capsys, tmp_path):
+    assert main(["timeline", "clients=5", "local_steps=3", "horizon=20", "--csv", "t.csv", "--png", "t.png", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    rows = (tmp_path / "t.csv").read_text().splitlines()
+    assert rows[0] == "client,visit,reads,read_at,arrives"
+    assert len(rows) == summary["updates"] + 1
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    assert sum(summary["arrivals_per_client"]) == sum(summary["staleness"]["histogram"]) == summary["updates"]
+
+
+@pytest.mark.parametrize("schedule", [["schedule=rounds", "method=fedavg", "schedule.cohort=2"], ["schedule=drawn"], ["schedule.tau=3"]])
+def test_every_schedule_can_be_drawn(schedule, tmp_path):
+    assert main(["timeline", "clients=4", "horizon=20", *schedule, "--png", "t.png"]) == 0
+    assert (tmp_path / "t.png").stat().st_size > 10_000
+
+
+def test_a_timeline_is_replayed_by_a_run(capsys):
+    setup = ["clients=5", "local_steps=2"]
+    assert main(["timeline", *setup, "horizon=30", "--csv", "t.csv"]) == 0
+    capsys.readouterr()
+    outcomes = []
+    for schedule in (["horizon=30"], ["schedule=replay", "schedule.path=t.csv"]):
+        assert main(["run", *setup, "model=logistic", "tracking.enabled=false", *schedule, "--json"]) == 0
+        summary = json.loads(capsys.readouterr().out)
+        outcomes.append([summary[key] for key in ("updates", "staleness", "grad_evals", "accuracy", "loss")])
+    assert outcomes[0] == outcomes[1]
+
+
+def test_list_names_every_choice_with_a_line(capsys):
+    assert main(["list"]) == 0
+    text = capsys.readouterr().out
+    for name in ("persafl_me", "scaffold", "local", "digits", "quadratic", "cnn2", "cnn3", "mlp", "logistic", "rounds", "drawn", "pareto", "prox"):
+        assert f"  {name} " in text
+
+
+def test_version_and_help(capsys):
+    for arguments, expected in ((["--version"], __version__), (["--help"], "timeline"), (["run", "--help"], "--save-model")):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 0
+        assert expected in capsys.readouterr().out
+
+
+def test_help_imports_nothing_heavy():
+    probe = "import sys, persafl_lit.cli as c; c._parser(); print([m for m in ('torch', 'lightning', 'mlflow', 'numpy', 'omegaconf') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_timelines_and_config_errors_need_no_torch():
+    probe = (
+        "import sys; from persafl_lit.cli import main\n"
+        "print(main(['timeline', 'clients=5', '--json']), main(['run', 'method=nope']), main(['run', 'method.lamb=1']),"
+        " [m for m in ('torch', 'lightning', 'mlflow') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 2 2 []"
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+def bad_npz(path):
+    np.savez(path / "bad.npz", H=np.zeros((2, 3, 4)), a=np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "metod=fedavg"], "unknown key 'metod'"),
+        (["run", "method=fedagv"], "Did you mean 'fedavg'"),
+        (["run", "local_steps=-3"], "local_steps must be >= 1; got -3"),
+        (["run", "data.classes_per_client=11"], "data has 10 classes"),
+        (["run", "clients=5000"], "5000 clients need at least"),
+        (["run", "data=quadratic", "data.path=bad.npz"], "H must have the shape (2, 3, 3)"),
+        (["run", "data=quadratic", "data.path=none.npz"], "No such file"),
+        (["run", "schedule=replay", "schedule.path=gap.csv"], "line 3: a gap"),
+        (["run", "schedule=replay", "schedule.path=none.csv"], "No such file"),
+        (["run", "method.lam=25", "method.inner_lr=0.09"], "diverges"),
+        (["run", "data=quadratic", "data.condition=100", "method.lam=1", "method.inner_lr=0.5"], "diverges"),
+        (["run", "horizon=0.001"], "no update arrives by horizon=0.001"),
+        (["run", "--save-model", "no/such/folder/m.pt"], "is not a writable folder"),
+        (["run", "tracking.uri=sqlite:////proc/nope/mlflow.db"], "cannot track to"),
+        (["timeline", "--csv", "."], "it is a folder"),
+        (["timeline", "schedule=rounds", "schedule.cohort=99"], "schedule.cohort=99 is more than the 30 clients"),
+        (["demo", "method=fedavg"], "the demo chooses its methods itself"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence, capsys, tmp_path):
+    bad_npz(tmp_path)
+    (tmp_path / "gap.csv").write_text("client,visit,reads,read_at,arrives\n0,0,0,0.0,1.0\n0,2,1,1.5,2.0\n")
+    tracking = [] if arguments[0] != "run" or any("tracking" in a for a in arguments) else ["tracking.enabled=false"]
+    assert main([*arguments, *tracking]) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err
+    assert captured.err.startswith("persafl: ")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_a_run_that_diverges_names_update_client_and_step_size(capsys):
+    assert main(["run", "data=quadratic", "method=fedasync", "eta=1e6", "updates=500", "tracking.enabled=false", "--json"]) == 3
+    captured = capsys.readouterr()
+    assert "the run diverges: update" in captured.err
+    assert "client" in captured.err
+    assert "eta=1e+06" in captured.err
+    assert captured.out == ""
+
+
+def test_a_broken_pipe_is_not_an_error():
+    done = subprocess.run(f"{sys.executable} -m persafl_lit list | head -1", shell=True, capture_output=True, text=True)
+    assert done.stdout == "method=\n"
+    assert done.stderr == ""
+
+
+def test_bad_input_leaves_no_files(tmp_path):
+    done = persafl("run", "eta=-1", "--save-model", "m.pt", cwd=tmp_path)
+    assert done.returncode == 2
+    assert list(tmp_path.iterdir()) == []

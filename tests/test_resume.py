@@ -1,0 +1,179 @@
+"""Checkpoints: atomic, small, only for their own run; resuming changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import mlflow
+import pytest
+import torch
+
+from persafl_lit import compose, run
+from persafl_lit.errors import CheckpointError
+from persafl_lit.experiment import Interrupted
+from persafl_lit.tracking import store_uri
+
+BASE = ["data=digits", "model=mlp", "model.hidden=[8]", "model.dropout=0.2", "clients=8", "updates=40", "local_steps=3", "checkpoint.every=7"]
+METHODS = {
+    "fedasync": [],
+    "persafl_me": ["method.inner_steps=3"],
+    "persafl_maml": [],
+    "fedbuff": ["method.buffer=3"],
+    "fedasync_mix": [],
+    "fedavg": ["schedule.cohort=3"],
+    "scaffold": ["schedule.cohort=3"],
+    "local": [],
+}
+
+
+def stopper(after):
+    """Asks to stop when it has been asked `after` times: after that many updates."""
+    asked = iter(range(after))
+    return lambda: next(asked, None) is None
+
+
+def interrupted(overrides, after):
+    with pytest.raises(Interrupted, match=f"after update {after + 1} of 40; the same command with --resume continues"):
+        run(overrides, should_stop=stopper(after))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resuming_changes_nothing(method):
+    overrides = [*BASE, f"method={method}", *METHODS[method], "tracking.enabled=false"]
+    whole = run(overrides)
+    for stops in ((0,), (10, 22), (38,)):
+        for after in stops:
+            with pytest.raises(Interrupted):
+                run(overrides, resume=True, should_stop=stopper(after if after == stops[0] else after - stops[0]))
+        resumed = run(overrides, resume=True)
+        for name, value in whole.state_dict().items():
+            assert torch.equal(value, resumed.state_dict()[name])
+        assert json.dumps(whole.curves()) == json.dumps(resumed.curves())
+        assert whole.clients() == resumed.clients()
+
+
+def test_a_finished_run_leaves_no_checkpoint_and_an_interrupted_one_a_small_one(tmp_path):
+    overrides = [*BASE, "method=fedasync", "tracking.enabled=false"]
+    interrupted(overrides, 20)
+    (file,) = (tmp_path / "mlruns" / "checkpoints").iterdir()
+    model = sum(value.numel() * 4 for value in run(overrides).state_dict().values())
+    assert file.name == f"{compose(overrides).hash()}.pt"
+    assert not file.exists(), "the finished run has removed it"
+    interrupted(overrides, 20)
+    assert file.stat().st_size < 10 * model + 50_000, "models in flight, not one per client or update"
+
+
+def test_a_model_read_by_many_is_stored_once(tmp_path):
+    overrides = [*BASE, "method=fedavg", "schedule.cohort=8", "tracking.enabled=false"]
+    interrupted(overrides, 17)
+    content = torch.load(next((tmp_path / "mlruns" / "checkpoints").iterdir()), weights_only=True)
+    reads = [task[2] for task in content["pending"].values()]
+    assert len(reads) > 3
+    assert len({read.data_ptr() for read in reads}) == 1
+
+
+def test_without_resume_a_run_starts_anew():
+    overrides = [*BASE, "method=fedasync", "tracking.enabled=false"]
+    interrupted(overrides, 20)
+    seen = []
+
+    class Watch:
+        def on_update(self, index, job, staleness, loss):
+            seen.append(index)
+
+        def on_point(self, point):
+            pass
+
+    run(overrides, observers=[Watch()])
+    assert seen[0] == 0
+    interrupted(overrides, 20)
+    seen.clear()
+    run(overrides, resume=True, observers=[Watch()])
+    assert seen[0] == 21
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path):
+    overrides = [*BASE, "method=fedasync", "tracking.enabled=false"]
+    interrupted(overrides, 20)
+    (file,) = (tmp_path / "mlruns" / "checkpoints").iterdir()
+    content = file.read_bytes()
+    for damage, sentence in ((content[: len(content) // 2], "cannot be read"), (b"", "cannot be read"), (b"\x80\x02junk", "cannot be read")):
+        file.write_bytes(damage)
+        with pytest.raises(CheckpointError, match=sentence):
+            run(overrides, resume=True)
+    torch.save({"format": 1, "identity": "another"}, file)
+    with pytest.raises(CheckpointError, match="belongs to another run"):
+        run(overrides, resume=True)
+    file.write_bytes(content)
+    assert run(overrides, resume=True).points[-1].updates == 40
+
+
+def test_a_changed_timeline_file_is_another_run(tmp_path):
+    """The config only names the file; the checkpoint knows what was in it."""
+    timeline = compose([*BASE, "method=fedasync"]).timeline(8)
+    (tmp_path / "t.csv").write_text(timeline.to_csv())
+    overrides = [*BASE, "method=fedasync", "schedule=replay", "schedule.path=t.csv", "tracking.enabled=false"]
+    interrupted(overrides, 20)
+    shifted = compose([*BASE, "method=fedasync", "seed=1"]).timeline(8)
+    (tmp_path / "t.csv").write_text(shifted.to_csv())
+    with pytest.raises(CheckpointError, match="belongs to another run"):
+        run(overrides, resume=True)
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+SLOW = ["method=persafl_me", "method.inner_steps=3", "model=mlp", "clients=8", "updates=300", "checkpoint.every=5"]
+
+
+def start(*more):
+    command = [sys.executable, "-m", "persafl_lit", "run", *SLOW, "--json", *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_checkpoint(process, folder):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if list(folder.glob("*.pt")):
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    raise AssertionError("no checkpoint in two minutes")
+
+
+@pytest.mark.slow
+def test_a_killed_process_resumes_to_the_same_result_in_the_same_tracking_run(tmp_path):
+    """kill -9, then SIGTERM (exit 130), then to the end: equal to the undisturbed run, one MLflow run, every metric in it."""
+    whole = json.loads(start().communicate()[0])
+    checkpoints = tmp_path / "mlruns" / "checkpoints"
+
+    killed = start()
+    wait_for_checkpoint(killed, checkpoints)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+
+    stopped = start("--resume")
+    time.sleep(0.1)
+    before = next(checkpoints.glob("*.pt")).stat().st_mtime_ns
+    while next(checkpoints.glob("*.pt")).stat().st_mtime_ns == before:
+        assert stopped.poll() is None, stopped.communicate()
+        time.sleep(0.05)
+    stopped.send_signal(signal.SIGTERM)
+    _, stderr = stopped.communicate()
+    assert stopped.returncode == 130, stderr
+    assert "the same command with --resume continues" in stderr
+
+    resumed = json.loads(start("--resume").communicate()[0])
+    telling = ("updates", "grad_evals", "accuracy", "loss", "staleness", "sim_time")
+    assert {key: whole[key] for key in telling} == {key: resumed[key] for key in telling}
+    client = mlflow.MlflowClient(store_uri(None))
+    runs = client.search_runs([client.get_experiment_by_name("persafl").experiment_id])
+    assert {run.info.run_id for run in runs} == {whole["run_id"], resumed["run_id"]}
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    histories = [[(m.step, m.timestamp, m.value) for m in client.get_metric_history(r["run_id"], "accuracy.test")] for r in (whole, resumed)]
+    assert histories[0] == histories[1]
