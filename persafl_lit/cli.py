@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,17 +88,18 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_with_progress(config: Config, resume: bool) -> Result:
-    stop = _stop_on_signals()
-    from persafl_lit.api import checkpoint_path, run
-    from persafl_lit.progress import ProgressBar
+    with _stop_on_signals() as stop:
+        from persafl_lit.api import checkpoint_path, run
+        from persafl_lit.progress import ProgressBar
 
-    if checkpoint_path(config).exists() and not resume:
-        print("persafl: an interrupted run of this config exists; this one starts anew (--resume would continue it)", file=sys.stderr)
-    with ProgressBar(f"{config.name} on {config.data['name']}") as bar:
-        return run(config, resume=resume, observers=bar.watch, should_stop=stop)
+        if checkpoint_path(config).exists() and not resume:
+            print("persafl: an interrupted run of this config exists; this one starts anew (--resume would continue it)", file=sys.stderr)
+        with ProgressBar(f"{config.name} on {config.data['name']}") as bar:
+            return run(config, resume=resume, observers=bar.watch, should_stop=stop)
 
 
-def _stop_on_signals() -> Callable[[], bool]:
+@contextmanager
+def _stop_on_signals() -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C or SIGTERM asks the run to write a checkpoint and stop; the second stops it at once."""
     asked = False
 
@@ -108,9 +110,12 @@ def _stop_on_signals() -> Callable[[], bool]:
         asked = True
         print("\npersafl: stopping after the update under way (again to stop at once)", file=sys.stderr)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask)
-    return lambda: asked
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _print_result(result: Result, summary: dict[str, Any]) -> None:

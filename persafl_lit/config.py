@@ -12,12 +12,11 @@ import dataclasses
 import hashlib
 import json
 import math
-import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -27,6 +26,7 @@ from persafl_lit.errors import ConfigError, closest, first_line
 from persafl_lit.objectives import OBJECTIVES, Objective
 from persafl_lit.server import RULES, ControlVariates, Rule
 from persafl_lit.timeline import DELAYS, SCHEDULES, Setting, Timeline
+from persafl_lit.typed import construct, keys
 
 GROUPS = {"method": "method", "data": "data", "model": "model", "schedule": "schedule", "delays": "delays", "eval.finetune": "finetune"}
 """Key -> folder in conf/."""
@@ -130,11 +130,11 @@ class Config:
 
     def objective(self) -> Objective:
         cls = _choice("method.objective", self.method["objective"], OBJECTIVES)
-        return construct(cls, {key: self.method[key] for key in _keys(cls)}, "method")
+        return construct(cls, {key: self.method[key] for key in keys(cls)}, "method")
 
     def rule(self, clients: int, timeline: Timeline) -> Rule:
         cls = _choice("method.rule", self.method["rule"], RULES)
-        values = {key: self.method[key] for key in _keys(cls) if key != "clients"}
+        values = {key: self.method[key] for key in keys(cls) if key != "clients"}
         if values.get("buffer") == "cohort":
             values["buffer"] = self._cohort(timeline)
         if issubclass(cls, ControlVariates):
@@ -212,31 +212,19 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[Pa
         _set(values, key, value, must_exist=True)
     values["precision"] = PRECISION_NAMES.get(str(values["precision"]), values["precision"])
     config = construct(Config, {**values, "values": {}}, "")
-    object.__setattr__(config, "values", _plain(config))
+    plain = {key: value for key, value in dataclasses.asdict(config).items() if key != "values"}
+    object.__setattr__(config, "values", json.loads(json.dumps(plain)))
     config.objective()
     return config
-
-
-def _plain(config: Config) -> dict[str, Any]:
-    """The config as nested plain values, with numbers in their declared types: 1 and 1.0 hash alike."""
-    values = dataclasses.asdict(config)
-    del values["values"]
-    for cls in (OBJECTIVES.get(str(config.method["objective"])), RULES.get(str(config.method["rule"]))):
-        if cls is not None:
-            hints = typing.get_type_hints(cls)
-            for key in _keys(cls):
-                if key in values["method"] and values["method"][key] != "cohort":
-                    values["method"][key] = _coerce(hints[key], values["method"][key], f"method.{key}")
-    return typing.cast("dict[str, Any]", json.loads(json.dumps(values)))
 
 
 def _fit_method(method: dict[str, Any]) -> None:
     """A method has the keys of its objective and of its rule, and no others."""
     objective = _choice("method.objective", method["objective"], OBJECTIVES)
     rule = _choice("method.rule", method["rule"], RULES)
-    keys = [*_keys(objective), *(key for key in _keys(rule) if key != "clients")]
+    owned = [*keys(objective), *(key for key in keys(rule) if key != "clients")]
     defaults = {f.name: f.default for cls in (objective, rule) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    fitted = {key: method.get(key, defaults[key]) for key in keys}
+    fitted = {key: method.get(key, defaults[key]) for key in owned}
     kept = {key: method[key] for key in ("name", "objective", "rule")}
     method.clear()
     method.update(kept | fitted)
@@ -347,7 +335,14 @@ def _set(values: dict[str, Any], key: str, value: Any, must_exist: bool = False)
         raise ConfigError(f"{key} is not set by itself; write {key.removesuffix('.name')}={value}")
     if must_exist and isinstance(node[last], dict) and not isinstance(value, dict):
         raise ConfigError(f"{key} is a group of keys ({', '.join(node[last])}), not a value; got {value!r}")
-    node[last] = value
+    node[last] = _alike(value, node.get(last))
+
+
+def _alike(value: Any, default: Any) -> Any:
+    """20 where the default is 25.0 is 20.0: equal settings get equal hashes."""
+    if isinstance(default, list) and isinstance(value, list) and default:
+        return [_alike(item, default[0]) for item in value]
+    return float(value) if isinstance(default, float) and type(value) is int else value
 
 
 def _unknown(values: Mapping[str, Any], key: str, parents: Sequence[str], node: Any) -> typing.NoReturn:
@@ -365,75 +360,6 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str,
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
-
-
-# -- types ------------------------------------------------------------------------------------------------------------
-
-
-def construct(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """A dataclass from plain values, each converted to its declared type or refused by name."""
-    prefix = f"{where}." if where else ""
-    hints = typing.get_type_hints(cls)
-    keys = _keys(cls)
-    for key in values:
-        if key not in keys:
-            raise ConfigError(f"unknown key {prefix + key!r}; {where or 'the config'} has {', '.join(keys)}.{closest(key, keys)}")
-    required = [f.name for f in dataclasses.fields(cls) if f.init and f.default is f.default_factory is dataclasses.MISSING]  # type: ignore[arg-type]
-    for key in required:
-        if key not in values or (values[key] is None and not _allows_none(hints[key])):
-            raise ConfigError(f"{prefix}{key} is missing; set {prefix}{key}=...")
-    return cls(**{key: _coerce(hints[key], value, prefix + key) for key, value in values.items()})
-
-
-def _keys(cls: type) -> list[str]:
-    return [f.name for f in dataclasses.fields(cls) if f.init]
-
-
-def _allows_none(hint: Any) -> bool:
-    return type(None) in typing.get_args(hint)
-
-
-def _coerce(hint: Any, value: Any, key: str) -> Any:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in args:
-            return None
-        options = [option for option in args if option is not type(None)]
-        for option in options[:-1]:
-            try:
-                return _coerce(option, value, key)
-            except ConfigError:
-                continue
-        return _coerce(options[-1], value, key)
-    if origin is Literal:
-        if value in args:
-            return value
-        raise ConfigError(f"{key} must be one of {', '.join(map(str, args))}; got {value!r}.{closest(str(value), map(str, args))}")
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        if isinstance(value, Mapping):
-            return construct(hint, value, key)
-        raise ConfigError(f"{key} is a group of keys ({', '.join(_keys(hint))}), not a value; got {value!r}")
-    if origin is tuple and isinstance(value, (list, tuple)):
-        return tuple(_coerce(args[0], item, key) for item in value)
-    if origin is tuple and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return (_coerce(args[0], value, key),)
-    if origin is dict and isinstance(value, Mapping):
-        return dict(value)
-    if hint is Any:
-        return value
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if hint is float and number:
-        return float(value)
-    if hint is int and number and value == int(value):
-        return int(value)
-    if hint is bool and isinstance(value, bool):
-        return value
-    if hint is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
-        return str(value)
-    wanted = {float: "a finite number", int: "a whole number", bool: "true or false", str: "a text"}.get(
-        hint, "a list of numbers" if origin is tuple else "keys and values"
-    )
-    raise ConfigError(f"{key} must be {wanted}; got {value!r}")
 
 
 def _choice(key: str, name: Any, table: Mapping[str, T]) -> T:

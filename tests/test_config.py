@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from persafl_lit import compose
-from persafl_lit.config import GROUPS, choices, conf_folders, construct
+from persafl_lit.config import GROUPS, choices, conf_folders
 from persafl_lit.data import DATASETS
 from persafl_lit.errors import ConfigError
 from persafl_lit.evaluate import FINETUNES
@@ -15,6 +15,7 @@ from persafl_lit.models import MODELS
 from persafl_lit.objectives import OBJECTIVES
 from persafl_lit.server import RULES
 from persafl_lit.timeline import DELAYS, SCHEDULES
+from persafl_lit.typed import construct
 
 TABLES = {"data": DATASETS, "model": MODELS, "schedule": SCHEDULES, "delays": DELAYS, "eval.finetune": FINETUNES}
 EVERY_CHOICE = [(key, name) for key, folder in GROUPS.items() for name in choices(folder)]
@@ -109,6 +110,7 @@ def test_a_dict_a_nested_dict_and_a_resolved_config_say_the_same_as_a_list():
 def test_the_hash_names_the_result_and_nothing_else():
     base = compose(["method.lam=20"])
     assert base.hash() == compose(["method.lam=20.0"]).hash()
+    assert compose(["delays.download=[1,2]", "model.dropout=0"]).hash() == compose(["delays.download=[1.0,2.0]", "model.dropout=0.0"]).hash()
     for same in ("tracking.experiment=x", "checkpoint.every=7", "tracking.enabled=false"):
         assert compose(["method.lam=20", same]).hash() == base.hash()
     for other in ("method.lam=21", "seed=1", "eta=0.02", "eval.every=3", "method=pfedme"):
