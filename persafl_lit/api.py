@@ -16,7 +16,7 @@ from persafl_lit.client import build_backbone, check_backbone
 from persafl_lit.config import Config, compose
 from persafl_lit.data import DATASETS
 from persafl_lit.errors import ConfigError
-from persafl_lit.evaluate import FINETUNES, Point
+from persafl_lit.evaluate import FINETUNES, Point, accuracy_of, loss_of
 from persafl_lit.executors import Serial, Work, Worker, make_fabric
 from persafl_lit.experiment import Experiment, Observer
 from persafl_lit.models import MODELS
@@ -51,23 +51,20 @@ class Result:
 
     def curves(self) -> dict[str, list[float]]:
         """Columns over the evaluation points: sim_time, updates, accuracy.*, loss.* and what training saw."""
-        rows = [
-            {"sim_time": point.sim_time, "updates": point.updates}
-            | {f"accuracy.{name}": value for name, value in point.accuracy().items()}
-            | {f"loss.{name}": value for name, value in point.loss().items()}
-            | point.training
-            for point in self.points
-        ]
+        rows = [{"sim_time": point.sim_time, "updates": point.updates} | point.metrics() for point in self.points]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
     def clients(self) -> list[dict[str, float]]:
         """The last point, one row per client, with its number of arrivals."""
-        arrivals = self.timeline.arrivals_per_client().tolist()
+        arrivals = self.timeline.arrivals_per_client().tolist() + [0] * len(self.points[-1].held_out)
         return [row | {"arrivals": count} for row, count in zip(self.points[-1].table(), arrivals, strict=True)]
 
     def summary(self) -> dict[str, Any]:
         """The object that `persafl run --json` prints; a value that does not exist (accuracy on quadratics) is null."""
         last, staleness = self.points[-1], self.timeline.staleness(self.buffer)
+        held_out: dict[str, Any] = {"clients": len(last.held_out)}
+        if last.held_out:
+            held_out |= {"accuracy": _null_for_nan(accuracy_of(last.held_out)), "loss": _null_for_nan(loss_of(last.held_out))}
         return {
             "run_id": self.run_id,
             "method": self.config.name,
@@ -81,6 +78,7 @@ class Result:
             "concurrency": self.timeline.mean_concurrency(),
             "accuracy": _null_for_nan(last.accuracy()),
             "loss": _null_for_nan(last.loss()),
+            "holdout": held_out,
             "wall_seconds": self.wall_seconds,
             "config": self.config.values,
         }
@@ -103,10 +101,10 @@ def run(
     config = config if isinstance(config, Config) else compose(config)
     with _quiet_single_threaded_torch():
         federation = config.build("data", DATASETS).federation(config.clients, config.seed)
-        timeline = config.timeline(federation.clients)
+        timeline = config.timeline(federation.trained())
         if not len(timeline):
             raise ConfigError(f"no update arrives by horizon={config.horizon:g}; raise it")
-        rule = config.rule(federation.clients, timeline)
+        rule = config.rule(federation.trained(), timeline)
         own = model is not None
         original = check_backbone(model) if own else build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
         finetune = config.build("eval.finetune", FINETUNES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,18 @@ def pack(state: State, pending: dict[int, Task], points: list[Point]) -> dict[st
     return {
         "state": dict(vars(state)),
         "pending": {index: list(task) for index, task in pending.items()},
-        "points": [[p.sim_time, p.updates, [list(asdict(score).values()) for score in p.scores], p.training] for p in points],
+        "points": [[p.sim_time, p.updates, _numbers(p.scores), p.training, _numbers(p.held_out)] for p in points],
     }
 
 
 def unpack(content: dict[str, Any]) -> tuple[State, dict[int, Task], list[Point]]:
-    points = [Point(time, updates, tuple(Scores(*score) for score in scores), training) for time, updates, scores, training in content["points"]]
+    points = [Point(time, updates, _scores(rows), training, _scores(held)) for time, updates, rows, training, held in content["points"]]
     return State(**content["state"]), {index: Task(*task) for index, task in content["pending"].items()}, points
+
+
+def _numbers(scores: Sequence[Scores]) -> list[list[float]]:
+    return [list(asdict(score).values()) for score in scores]
+
+
+def _scores(rows: list[list[float]]) -> tuple[Scores, ...]:
+    return tuple(Scores(*row) for row in rows)

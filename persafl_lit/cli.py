@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persafl_lit import __version__
-from persafl_lit.errors import ConfigError, PersaflError
+from persafl_lit.errors import ConfigError, PersaflError, closest
 
 if TYPE_CHECKING:
     from persafl_lit.api import Result
@@ -56,6 +56,12 @@ def _parser() -> argparse.ArgumentParser:
     timeline.add_argument("--png", metavar="FILE", help="draw the schedule, synchronous beside asynchronous")
     timeline.add_argument("--json", action="store_true", help="print the summary as one JSON object on stdout")
     timeline.set_defaults(command=_timeline)
+
+    data = commands.add_parser("data", help="get and verify a data set, and draw who holds what")
+    data.add_argument("name", help="mnist, fashion_mnist, cifar10 or digits")
+    data.add_argument("overrides", nargs="*", help=OVERRIDES)
+    data.add_argument("--png", metavar="FILE", help="where to draw samples per client and class (default: NAME.png)")
+    data.set_defaults(command=_data)
 
     listing = commands.add_parser("list", help="list methods, data sets, models, schedules, delays, ...")
     listing.set_defaults(command=_list)
@@ -134,6 +140,9 @@ def _print_result(result: Result, summary: dict[str, Any]) -> None:
     table.add_row("staleness, mean / max", f"{summary['staleness']['mean']:.2f} / {summary['staleness']['max']}")
     table.add_row("share of active clients", f"{summary['concurrency']:.2f}")
     table.add_row("gradient evaluations", f"{summary['grad_evals']:.0f} in {summary['wall_seconds']:.1f} s of wall time")
+    if summary["holdout"]["clients"] and accuracy["test"] is not None:
+        held_out = summary["holdout"]
+        table.add_row(f"personalised test accuracy, {held_out['clients']} clients that never trained", f"{held_out['accuracy']['test']:.4f}")
     if summary["dropped"]:
         table.add_row("dropped as too stale", f"{summary['dropped']}")
     if summary["run_id"]:
@@ -152,11 +161,7 @@ def _timeline(options: argparse.Namespace) -> int:
 
     config = compose(options.overrides)
     csv, png = _writable(options.csv), _writable(options.png)
-    clients = config.clients
-    if clients is None:
-        from persafl_lit.data import DATASETS
-
-        clients = config.build("data", DATASETS).count(None)
+    clients = _trained_clients(config)
     timeline = config.timeline(clients)
     buffer = _buffer(config, clients, timeline)
     if csv is not None:
@@ -175,6 +180,19 @@ def _timeline(options: argparse.Namespace) -> int:
     print(f"arrivals per client: {min(arrivals)} to {max(arrivals)}")
     print(f"waves of independent jobs: {summary['waves']}")
     return 0
+
+
+def _trained_clients(config: Config) -> int:
+    """Clients that train; needs the data set only where it brings their number."""
+    clients = config.clients
+    if clients is None:
+        from persafl_lit.data import DATASETS
+
+        clients = int(config.build("data", DATASETS).count(None))
+    held_out = config.data["holdout_clients"]
+    if not (isinstance(held_out, int) and 0 <= held_out < clients):
+        raise ConfigError(f"data.holdout_clients must lie between 0 and clients - 1 = {clients - 1}; got {held_out!r}")
+    return clients - held_out
 
 
 def _buffer(config: Config, clients: int, timeline: Any) -> int:
@@ -199,6 +217,49 @@ def _draw(config: Config, clients: int, timeline: Any, buffer: int, png: Path) -
     else:
         panels = [(name, timeline, buffer)]
     _atomically(png, lambda file: draw(panels, file, config.local_steps))
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def _data(options: argparse.Namespace) -> int:
+    from persafl_lit.config import choices, compose
+
+    if options.name not in choices("data") or options.name == "quadratic":
+        known = [name for name in choices("data") if name != "quadratic"]
+        raise ConfigError(f"unknown data set {options.name!r}; there are {', '.join(known)}.{closest(options.name, known)}")
+    config = compose([*options.overrides, f"data={options.name}"])
+    png = _writable(options.png or f"{options.name}.png")
+    assert png is not None
+    from persafl_lit.data import DATASETS
+    from persafl_lit.report.labels import draw_labels
+
+    settings = config.build("data", DATASETS)
+    origin = _prepare(options.name, settings.root) if "root" in config.data else "embedded in scikit-learn"
+    federation = settings.federation(config.clients, config.seed)
+    federation.trained()
+    counts, sizes = federation.label_counts(), federation.sizes()
+    print(f"{options.name}: {origin}; {len(federation.labels)} images of {'x'.join(map(str, federation.shape))}, checked")
+    print("samples per class: " + ", ".join(f"{kind}: {count}" for kind, count in enumerate(federation.labels.bincount().tolist())))
+    print(f"{federation.clients} clients hold {sizes.sum(axis=1).min()} to {sizes.sum(axis=1).max()} samples each", end="")
+    print(f" ({', '.join(f'{name} {total}' for name, total in zip(('train', 'val', 'test'), sizes.sum(axis=0), strict=True))})")
+    for note in federation.notes:
+        print(f"note: {note}")
+    title = f"{options.name}: {config.data['partition']}, seed {config.seed}"
+    _atomically(png, lambda file: draw_labels(counts, title, file, federation.holdout))
+    print(f"who holds what: {png}")
+    return 0
+
+
+def _prepare(name: str, root: str) -> str:
+    """Get the files, with a word on what is tried and how much has come."""
+    from rich.console import Console
+
+    from persafl_lit.data.sources import prepare
+
+    console = Console(stderr=True, highlight=False)
+    with console.status(f"{name}: looking in {root}") as status:
+        return prepare(name, root, say=console.print, tick=lambda size: status.update(f"{name}: {size / 1e6:.0f} MB"))
 
 
 # -- list -------------------------------------------------------------------------------------------------------------

@@ -128,26 +128,42 @@ class Point:
     scores: tuple[Scores, ...]
     training: dict[str, float]
     """What training cost in all and saw since the last point."""
-
-    def column(self, name: str) -> np.ndarray:
-        return np.array([getattr(score, name) for score in self.scores])
+    held_out: tuple[Scores, ...] = ()
+    """The clients that never train."""
 
     def accuracy(self) -> dict[str, float]:
-        """Means over clients; `std` and `worst_decile` describe the test accuracy after fine-tuning."""
-        test = self.column("test_accuracy")
-        return {
-            "val": float(self.column("val_accuracy").mean()),
-            "test": float(test.mean()),
-            "std": float(test.std()),
-            "worst_decile": float(np.sort(test)[: max(1, len(test) // 10)].mean()),
-            "global": float(self.column("global_accuracy").mean()),
-        }
+        """Of the clients that train."""
+        return accuracy_of(self.scores)
 
     def loss(self) -> dict[str, float]:
-        return {name: float(self.column(f"{name}_loss").mean()) for name in ("val", "test", "global")}
+        return loss_of(self.scores)
+
+    def metrics(self) -> dict[str, float]:
+        """Everything under the names of the tracked metrics."""
+        groups = {"accuracy": self.accuracy(), "loss": self.loss()}
+        if self.held_out:
+            groups |= {"holdout.accuracy": accuracy_of(self.held_out), "holdout.loss": loss_of(self.held_out)}
+        return {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()} | self.training
 
     def table(self) -> list[dict[str, float]]:
-        return [{"client": client, **asdict(score)} for client, score in enumerate(self.scores)]
+        return [{"client": client, **asdict(score)} for client, score in enumerate(self.scores + self.held_out)]
+
+
+def accuracy_of(scores: Sequence[Scores]) -> dict[str, float]:
+    """Means over clients; `std` and `worst_decile` describe the test accuracy after fine-tuning."""
+    test = np.array([score.test_accuracy for score in scores])
+    return {
+        "val": float(np.mean([score.val_accuracy for score in scores])),
+        "test": float(test.mean()),
+        "std": float(test.std()),
+        "worst_decile": float(np.sort(test)[: max(1, len(test) // 10)].mean()),
+        "global": float(np.mean([score.global_accuracy for score in scores])),
+    }
+
+
+def loss_of(scores: Sequence[Scores]) -> dict[str, float]:
+    """Means over clients."""
+    return {name: float(np.mean([getattr(score, f"{name}_loss") for score in scores])) for name in ("val", "test", "global")}
 
 
 def evaluate_client(client: ClientModule, federation: Federation, number: int, w: Tensor, rule: Finetune, batch_size: int, seed: int) -> Scores:

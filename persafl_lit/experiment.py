@@ -12,10 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from persafl_lit.checkpoint import Checkpoint, pack, unpack
 from persafl_lit.errors import DivergenceError, PersaflError
-from persafl_lit.evaluate import Point
+from persafl_lit.evaluate import Point, Scores
 from persafl_lit.executors import Serial, Task, Update
 from persafl_lit.server import Arrival, Rule, State
 from persafl_lit.timeline import Job, Timeline
@@ -90,6 +91,7 @@ class Experiment:
         self.state = State(self.executor.worker.start)
         self.points: list[Point] = []
         self.tally = Tally()
+        self._evaluated: tuple[list[Tensor], tuple[Scores, ...]] | None = None
         buffer = self.rule.arrivals_per_version
         self.staleness = self.timeline.staleness(buffer).tolist()
         # A job may start as soon as the version it reads exists: after this many arrivals.
@@ -162,12 +164,19 @@ class Experiment:
     def _evaluate_before(self, moment: float) -> None:
         """Every evaluation that is due before `moment`; an update at the very moment of an evaluation counts."""
         while len(self.points) < len(self.moments) and self.moments[len(self.points)] < moment:
-            models = [self.rule.model_of(self.state, client) for client in range(self.timeline.clients)]
-            scores = self.executor.evaluate(models)
-            point = Point(self.moments[len(self.points)], self.state.arrivals, scores, self.tally.take())
+            trained, scores = self.timeline.clients, self._scores()
+            point = Point(self.moments[len(self.points)], self.state.arrivals, scores[:trained], self.tally.take(), scores[trained:])
             self.points.append(point)
             for observer in self.observers:
                 observer.on_point(point)
+
+    def _scores(self) -> tuple[Scores, ...]:
+        """Every client's, held-out ones included; models that have not changed since the last time are not evaluated again."""
+        everyone = self.executor.worker.federation.clients
+        models = [self.rule.model_of(self.state, client) for client in range(everyone)]
+        if self._evaluated is None or any(now is not then for now, then in zip(models, self._evaluated[0], strict=True)):
+            self._evaluated = models, self.executor.evaluate(models)
+        return self._evaluated[1]
 
 
 def evaluation_moments(horizon: float, every: float | None) -> list[float]:

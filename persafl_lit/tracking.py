@@ -97,11 +97,8 @@ class Tracker:
         pass
 
     def on_point(self, point: Point) -> None:
-        values = {f"accuracy.{name}": value for name, value in point.accuracy().items()}
-        values |= {f"loss.{name}": value for name, value in point.loss().items()}
-        values |= point.training
         milliseconds = round(point.sim_time * 1000)
-        self._unsent += [Metric(key, value, milliseconds, point.updates) for key, value in values.items() if math.isfinite(value)]
+        self._unsent += [Metric(key, value, milliseconds, point.updates) for key, value in point.metrics().items() if math.isfinite(value)]
         self._flush()
 
     def finish(self, summary: dict[str, Any] | None, failure: BaseException | None = None) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from persafl_lit.data.pixels import Pixels
+from persafl_lit.errors import ConfigError
 from persafl_lit.streams import rng
 
 Split = Literal["train", "val", "test"]
@@ -29,6 +31,8 @@ class Federation(ABC):
     """The clients' data. Draws are named by (seed, purpose, client, visit), never by the order of calls."""
 
     clients: int
+    holdout: int = 0
+    """The last so many clients never train and are only evaluated."""
     smoothness: float | None = None
     """L, where it is known."""
     notes: tuple[str, ...] = ()
@@ -50,6 +54,12 @@ class Federation(ABC):
     def sizes(self) -> np.ndarray:
         """Samples per client and split, shape (clients, 3)."""
 
+    def trained(self) -> int:
+        """How many clients train; at least one must."""
+        if not 0 <= self.holdout < self.clients:
+            raise ConfigError(f"data.holdout_clients must lie between 0 and clients - 1 = {self.clients - 1}; got {self.holdout}")
+        return self.clients - self.holdout
+
     @abstractmethod
     def digest(self) -> str:
         """A hash of the data and of who holds what."""
@@ -59,10 +69,13 @@ class Federation(ABC):
 class Samples(Federation):
     """Images or feature vectors with labels, dealt to clients by index."""
 
-    inputs: Tensor
+    inputs: Tensor | Pixels
     labels: Tensor
     classes: int
     parts: Sequence[dict[Split, Tensor]]
+    fingerprint: str
+    """A hash of the inputs."""
+    holdout: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -96,13 +109,18 @@ class Samples(Federation):
         return inputs, self.labels[indices.to(self.labels.device)]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Samples:
-        return Samples(self.inputs.to(device, dtype), self.labels.to(device), self.classes, self.parts, self.notes)
+        return replace(self, inputs=self.inputs.to(device, dtype), labels=self.labels.to(device))
+
+    def label_counts(self) -> np.ndarray:
+        """Samples per client and class, all splits together."""
+        held = [torch.cat([part[split] for split in SPLITS]) for part in self.parts]
+        return np.stack([torch.bincount(self.labels[indices], minlength=self.classes).numpy() for indices in held])
 
     def sizes(self) -> np.ndarray:
         return np.array([[len(part[split]) for split in SPLITS] for part in self.parts])
 
     def digest(self) -> str:
-        seen = hashlib.sha256(self.inputs.numpy().tobytes() + self.labels.numpy().tobytes())
+        seen = hashlib.sha256(self.fingerprint.encode() + self.labels.numpy().tobytes())
         for part in self.parts:
             for split in SPLITS:
                 seen.update(part[split].numpy().tobytes())

@@ -20,9 +20,9 @@ SMALLEST = 3  # a sample each to train, validate and test
 
 @dataclass(frozen=True)
 class Partition:
-    """Settings of the deal; `kind` chooses which of them count."""
+    """Settings of the deal; `partition` chooses which of them count."""
 
-    kind: str = "classes"
+    partition: str = "classes"
     classes_per_client: int = 5
     concentration: float = 0.5
     imbalance: float = 0.3
@@ -30,8 +30,8 @@ class Partition:
     test_share: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.kind not in PARTITIONS:
-            raise ConfigError(f"data.partition must be one of {', '.join(PARTITIONS)}; got {self.kind!r}")
+        if self.partition not in PARTITIONS:
+            raise ConfigError(f"data.partition must be one of {', '.join(PARTITIONS)}; got {self.partition!r}")
         if self.classes_per_client < 1:
             raise ConfigError(f"data.classes_per_client must be >= 1; got {self.classes_per_client}")
         if not self.concentration > 0:
@@ -50,7 +50,7 @@ class Partition:
             raise DataError(
                 f"{clients} clients need at least {SMALLEST} samples each (train, val, test), but there are {len(labels)} samples; lower clients"
             )
-        parts = PARTITIONS[self.kind](labels, clients, self, seed)
+        parts = PARTITIONS[self.partition](labels, clients, self, seed)
         for client, part in enumerate(parts):
             if len(part) < SMALLEST:
                 raise DataError(

@@ -25,6 +25,7 @@ class Quadratics(Federation):
     a: Tensor
     w0: Tensor
     noise: float = 0.0
+    holdout: int = 0
 
     @property
     def clients(self) -> int:  # type: ignore[override]
@@ -68,6 +69,7 @@ class Quadratic:
     condition: float = 10.0
     heterogeneity: float = 1.0
     noise: float = 0.0
+    holdout_clients: int = 0
 
     def __post_init__(self) -> None:
         if self.dimension < 1:
@@ -91,7 +93,7 @@ class Quadratic:
         count = self.count(clients)
         arrays = self._generate(count, seed) if self.path is None else read_npz(self.path)
         H, a, w0 = (torch.from_numpy(arrays[name]) for name in ("H", "a", "w0"))
-        return Quadratics(H, a, w0, self.noise)
+        return Quadratics(H, a, w0, self.noise, self.holdout_clients)
 
     def _generate(self, clients: int, seed: int) -> dict[str, np.ndarray]:
         d, H, a = self.dimension, [], []

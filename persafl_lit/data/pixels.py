@@ -1,0 +1,70 @@
+"""Images that stay bytes: memory-mapped, shared by every process that reads them, normalised when a batch is gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """uint8 images (n, channels, height, width) in one or more pieces; indexing gives them normalised, (x / 255 - mean) / std."""
+
+    pieces: tuple[Tensor, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (sum(map(len, self.pieces)), *self.pieces[0].shape[1:])
+
+    @property
+    def device(self) -> torch.device:
+        return self.pieces[0].device
+
+    def nbytes(self) -> int:
+        """Of all images, normalised."""
+        return int(np.prod(self.shape)) * torch.finfo(self.dtype).bits // 8
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Pixels:
+        return replace(self, pieces=tuple(piece.to(device) for piece in self.pieces), dtype=dtype)
+
+    def __getitem__(self, indices: Tensor) -> Tensor:
+        raw = torch.empty((len(indices), *self.shape[1:]), dtype=torch.uint8, device=self.device)
+        start = 0
+        for piece in self.pieces:
+            inside = (indices >= start) & (indices < start + len(piece))
+            if bool(inside.any()):
+                raw[inside] = piece[indices[inside] - start]
+            start += len(piece)
+        scale = torch.tensor(self.std, dtype=self.dtype, device=self.device).mul_(255).reciprocal_().view(1, -1, 1, 1)
+        shift = torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)], dtype=self.dtype, device=self.device).view(1, -1, 1, 1)
+        return torch.addcmul(shift, raw.to(self.dtype), scale)
+
+    def normalised(self) -> Tensor:
+        """All images at once."""
+        return self[torch.arange(self.shape[0], device=self.device)]
+
+
+def read_idx(paths: Sequence[Path]) -> tuple[tuple[Tensor, ...], np.ndarray]:
+    """MNIST's format, four verified files: images and labels for training, then for testing."""
+    images = tuple(_mapped(path, 16).view(-1, 1, 28, 28) for path in paths[::2])
+    return images, np.concatenate([_mapped(path, 8).numpy() for path in paths[1::2]]).astype(np.int64)
+
+
+def read_cifar(paths: Sequence[Path]) -> tuple[tuple[Tensor, ...], np.ndarray]:
+    """CIFAR-10's binary format, verified files: records of a label byte and three planes of 32x32 bytes."""
+    records = [_mapped(path, 0).view(-1, 3073) for path in paths]
+    images = tuple(record[:, 1:].unflatten(1, (3, 32, 32)) for record in records)
+    return images, torch.cat([record[:, 0] for record in records]).numpy().astype(np.int64)
+
+
+def _mapped(path: Path, offset: int) -> Tensor:
+    # Copy-on-write: nobody writes, so all processes share the pages of the file; torch wants the array writable.
+    return torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c", offset=offset))

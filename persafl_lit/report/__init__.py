@@ -1,0 +1,1 @@
+"""Figures and tables of what clients hold and what runs reached."""
