@@ -7,8 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
 
 from persafl_lit.data import SPLITS, Digits, Quadratic
+from persafl_lit.data.digits import read_digits
 from persafl_lit.data.partition import PARTITIONS, Partition, split
 from persafl_lit.errors import ConfigError, DataError
 from tests.quadratics import random_quadratics, save
@@ -61,6 +63,13 @@ def test_classes_that_nobody_holds_are_reported():
     left = 1797 - federation.sizes().sum()
     assert left > 0
     assert federation.notes == (f"{left} of 1797 samples belong to classes that no client holds",)
+
+
+def test_digits_are_scikit_learns():
+    digits = load_digits()
+    table = read_digits()
+    assert (table[:, :-1] == digits.data).all()
+    assert (table[:, -1] == digits.target).all()
 
 
 def test_digits_are_the_real_ones():
