@@ -68,11 +68,11 @@ def _one(config: Config) -> dict[str, Any]:
 def _table(summaries: dict[str, dict[str, Any]]) -> Table:
     times = summaries["persafl_me"]["curves"]["sim_time"]
     shown = sorted({round(k * (len(times) - 1) / 4) for k in range(5)})
-    table = Table(title="Test accuracy after the same fine-tuning, by simulated time", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title="Test accuracy after the same fine-tuning, by simulated time", title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("method", no_wrap=True)
     for index in shown:
         table.add_column(f"t={times[index]:g}", justify="right", no_wrap=True)
-    for name in ("updates", "stale", "gradients"):
+    for name in ("updates", "stale", "grads"):
         table.add_column(name, justify="right", no_wrap=True)
     for method, summary in summaries.items():
         cells = [f"{summary['curves']['accuracy.test'][index]:.3f}" for index in shown]
