@@ -33,7 +33,7 @@ class Maml(Objective):
     alpha: float = 0.01
     hvp: HessianVector = "finite_difference"
     delta: float | None = None
-    """The length |d u| of the finite difference; null is 1e-4 in double precision, 5e-3 in single."""
+    """The length |d u| of the finite difference; null is 1e-4 in double precision, 1e-5 in single."""
 
     batches: ClassVar[int] = 3
     moves: ClassVar[bool] = True
@@ -70,13 +70,17 @@ class Maml(Objective):
         length = float(u.norm())
         if length == 0:
             return u
-        d = (self.delta or _length(u)) / length
+        d = (self.delta or (1e-4 if u.element_size() >= 8 else 1e-5)) / length
+        product = self._difference(f, w, u, batch, d)
+        # ReLU and max-pooling have kinks; a difference that crosses one adds its jump over 2d, which can throw a run off. MAML
+        # needs alpha |H u| <= |u|: beyond that, a ten times shorter difference tells a spike (it goes) from curvature (it stays).
+        if self.alpha * float(product.norm()) > length:
+            shorter = self._difference(f, w, u, batch, d / 10)
+            if float(shorter.norm()) < float(product.norm()) / 2:
+                return shorter
+        return product
+
+    def _difference(self, f: LocalLoss, w: Tensor, u: Tensor, batch: Batch, d: float) -> Tensor:
         ahead = f.gradient(f.at(w).add_(u, alpha=d), batch).clone()
         behind = f.gradient(f.at(w).sub_(u, alpha=d), batch)
         return ahead.sub_(behind).div_(d if self.hvp == "as_printed" else 2 * d)
-
-
-def _length(u: Tensor) -> float:
-    """|d u|. ReLU and max-pooling have kinks: a difference that crosses one adds its jump divided by 2d. Very short ones cross
-    few, but then by far too much (at 1e-5 single spikes threw whole runs off); longer ones average over them."""
-    return 1e-4 if u.element_size() >= 8 else 5e-3
