@@ -27,8 +27,8 @@ def draw(panels: Sequence[tuple[str, Timeline, int]], path: str | os.PathLike[st
     from matplotlib.patches import Patch
 
     rows = min(max(timeline.clients for _, timeline, _ in panels), MOST_ROWS)
-    size = (6.4 * len(panels), 2.6 + 0.28 * max(rows, 4))
-    figure, axes = plt.subplots(2, len(panels), figsize=size, squeeze=False, sharex="col", height_ratios=(max(rows, 4), 4), layout="constrained")
+    size = (6.4 * len(panels), 3.0 + 0.28 * max(rows, 6))
+    figure, axes = plt.subplots(2, len(panels), figsize=size, squeeze=False, sharex="col", height_ratios=(max(rows, 6), 4), layout="constrained")
     end = max(timeline.horizon for _, timeline, _ in panels)
     for column, (title, timeline, buffer) in enumerate(panels):
         chart, share = axes[0, column], axes[1, column]
