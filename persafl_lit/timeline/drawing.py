@@ -64,7 +64,7 @@ def _chart(axes: Axes, timeline: Timeline, buffer: int, local_steps: int) -> Non
                 seen = (marks < timeline.horizon) & (client < shown)
                 axes.vlines(marks[seen], client[seen] - 0.35, client[seen] + 0.35, colors="white", linewidth=0.8)
     updates = timeline.arrives[buffer - 1 :: buffer]
-    if len(updates) <= 150:
+    if 0 < len(updates) <= 150:
         axes.vlines(updates, -0.5, shown - 0.5, colors=COLOURS["server update"], linewidth=0.6, linestyles=":")
     axes.plot(updates, np.full(len(updates), shown - 0.4), linestyle="none", marker="v", markersize=4, color=COLOURS["server update"], clip_on=False)
     axes.set(ylim=(-0.6, shown - 0.4), yticks=range(0, shown, max(1, shown // 15)))
