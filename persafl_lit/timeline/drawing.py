@@ -66,7 +66,9 @@ def _chart(axes: Axes, timeline: Timeline, buffer: int, local_steps: int) -> Non
     updates = timeline.arrives[buffer - 1 :: buffer]
     if 0 < len(updates) <= 150:
         axes.vlines(updates, -0.5, shown - 0.5, colors=COLOURS["server update"], linewidth=0.6, linestyles=":")
-    axes.plot(updates, np.full(len(updates), shown - 0.4), linestyle="none", marker="v", markersize=4, color=COLOURS["server update"], clip_on=False)
+    if len(updates):
+        tops = np.full(len(updates), shown - 0.4)
+        axes.plot(updates, tops, linestyle="none", marker="v", markersize=4, color=COLOURS["server update"], clip_on=False)
     axes.set(ylim=(-0.6, shown - 0.4), yticks=range(0, shown, max(1, shown // 15)))
     if shown < timeline.clients:
         axes.set_ylabel(f"client (first {shown} of {timeline.clients})")
