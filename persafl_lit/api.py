@@ -112,6 +112,8 @@ def run(
         work = Work(copy.deepcopy(original), federation, config.objective(), finetune, config.local_steps, config.eta, config.batch_size, config.seed)
         worker = Worker(work, fabric, config.precision)
         checkpoint = Checkpoint(checkpoint_path(config))
+        if config.checkpoint.every:
+            checkpoint.check()
         experiment = Experiment(
             timeline,
             rule,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,16 +26,25 @@ class Checkpoint:
         self.path = path
 
     def save(self, identity: str, content: dict[str, Any]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(temporary, "wb") as file:
                 torch.save({"format": FORMAT, "identity": identity, **content}, file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self.path)
+        except OSError as error:
+            raise CheckpointError(f"cannot write the checkpoint {self.path}: {error.strerror}; choose another checkpoint.dir") from None
         finally:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Refuse a folder that could not be written, before any work is done."""
+        folder = next(path for path in self.path.parents if path.exists())
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise CheckpointError(f"checkpoints cannot be written below {folder}; choose another checkpoint.dir")
 
     def load(self, identity: str) -> dict[str, Any] | None:
         """What was saved, or None if nothing was; tensors and plain values only, nothing else is unpickled."""

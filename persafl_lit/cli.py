@@ -24,7 +24,12 @@ OVERRIDES = "group=choice or key=value, e.g. method=persafl_me method.lam=20 (se
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 2 bad input, 3 diverged or partly failed, 130 interrupted (resumable)."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if any("=" not in text or text.startswith("-") for text in rest) or (rest and "overrides" not in options):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # overrides may also follow a flag
+        options.overrides += rest
     try:
         return int(options.command(options))
     except PersaflError as error:
@@ -310,6 +315,10 @@ def _writable(name: str | None) -> Path | None:
 
 def _atomically(path: Path, write: Callable[[Any], Any]) -> None:
     """The whole file or none of it."""
+    if path.exists() and not path.is_file():  # a pipe or a device is written to, not replaced
+        with open(path, "wb") as file:
+            write(file)
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:

@@ -149,8 +149,8 @@ class Config:
         """method.buffer=cohort: the size of a round, from the schedule or from a replayed file."""
         if self.schedule["name"] == "rounds":
             return int(self.schedule["cohort"])
-        cohort = math.gcd(*timeline.reads.tolist()) or len(timeline)
-        if self.schedule["name"] != "replay" or timeline.staleness(cohort).any():
+        cohort = math.gcd(*timeline.reads.tolist())
+        if self.schedule["name"] != "replay" or cohort == 0 or timeline.staleness(cohort).any():
             raise ConfigError(
                 f"method.buffer=cohort waits for whole rounds, but schedule={self.schedule['name']} has none here; "
                 "set method.buffer to a number or use schedule=rounds"
@@ -185,13 +185,14 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[Pa
     """conf/config.yaml, then the choices, then their defaults, then an experiment's values, then the overrides."""
     folders = conf_folders() if conf is None else conf
     asked = _as_mapping(overrides)
+    ends_by_updates = asked.get("updates") is not None and "horizon" not in asked
     preset = asked.pop("experiment", None)
     if preset is not None:
         described = _load_choice(preset, "experiment", folders)
         asked = {**_plain_keys(described), **asked}
     values = _load(_find("config.yaml", folders), "config")
     explicit = set(asked)
-    if "updates" in explicit and "horizon" not in explicit:
+    if ends_by_updates or (asked.get("updates") is not None and "horizon" not in explicit):
         asked["horizon"] = None
 
     chosen: dict[str, Any] = {key: asked.pop(key) for key in list(GROUPS) if key in asked}
@@ -363,7 +364,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str,
 
 
 def _choice(key: str, name: Any, table: Mapping[str, T]) -> T:
-    if name not in table:
+    if not isinstance(name, str) or name not in table:
         raise ConfigError(f"unknown {key} {name!r}; there are {', '.join(table)}.{closest(str(name), table)}")
     return table[name]
 

@@ -25,6 +25,8 @@ def demo(overrides: Sequence[str]) -> int:
     if any(text.startswith("method=") for text in overrides):
         raise ConfigError("the demo chooses its methods itself; for one method write `persafl run method=...`")
     configs = {method: compose(["experiment=demo", *overrides, f"method={method}"]) for method in METHODS}
+    if any(config.horizon is None or config.updates is not None for config in configs.values()):
+        raise ConfigError("the demo compares at equal simulated time: set horizon, not updates")
     console, wall_start = Console(highlight=False), time.monotonic()
     first = configs["persafl_me"]
     console.print(
@@ -81,7 +83,7 @@ def _table(summaries: dict[str, dict[str, Any]]) -> Table:
 
 
 def _explain(console: Console, summaries: dict[str, dict[str, Any]], wall_seconds: float) -> None:
-    console.print(f"Done in {wall_seconds:.0f} s; every run is tracked in MLflow. What next:")
+    console.print(f"Done in {wall_seconds:.0f} s. What next:")
     for command, what in (
         ("persafl run method=persafl_me method.lam=20", "change one thing"),
         ("persafl run method=persafl_maml schedule.tau=10", "bound the staleness"),

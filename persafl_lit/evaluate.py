@@ -77,7 +77,8 @@ class Prox(Finetune):
 
     def __post_init__(self) -> None:
         _check(inner_steps=self.inner_steps, lam=self.lam, lr=self.lr)
-        Moreau(lam=self.lam, inner_lr=self.lr)
+        if self.lr is not None and self.lr >= 2 / self.lam:
+            raise ConfigError(f"eval.finetune.lr={self.lr:g} diverges with eval.finetune.lam={self.lam:g}: it must be below {2 / self.lam:g}")
 
     @property
     def steps(self) -> int:  # type: ignore[override]

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from persafl_lit.checkpoint import Checkpoint, pack, unpack
-from persafl_lit.errors import DivergenceError, PersaflError
+from persafl_lit.errors import ConfigError, DivergenceError, PersaflError
 from persafl_lit.evaluate import Point, Scores
 from persafl_lit.executors import Serial, Task, Update
 from persafl_lit.server import Arrival, Rule, State
 from persafl_lit.timeline import Job, Timeline
+
+MOST_POINTS = 100_000
 
 
 class Interrupted(PersaflError):
@@ -124,7 +126,10 @@ class Experiment:
         for index in range(self.state.arrivals, len(self.timeline)):
             job = self.timeline[index]
             self._evaluate_before(job.arrives)
-            task, update = self.executor.result(index)
+            try:
+                task, update = self.executor.result(index)
+            except DivergenceError as error:
+                raise DivergenceError(f"{self._place(index, job)}: {error}") from None
             self._receive(index, job, task, update)
             self._submit_readable()
             stop = self.should_stop()
@@ -150,16 +155,20 @@ class Experiment:
 
     def _receive(self, index: int, job: Job, task: Task, update: Update) -> None:
         if not (math.isfinite(update.report.loss) and bool(torch.isfinite(update.delta).all())):
-            raise DivergenceError(
-                f"the run diverges: update {index} (client {job.client}, simulated time {job.arrives:.4g}) has loss "
-                f"{update.report.loss:.4g} with eta={self.eta:g}; lower eta or the method's own step sizes. "
-                f"What was recorded until then is kept."
-            )
+            raise DivergenceError(f"{self._place(index, job)} has loss {update.report.loss:.4g}; {self._advice()}")
         staleness = self.staleness[index]
         self.rule.apply(self.state, Arrival(job.client, task.read, update.delta, staleness, update.control))
+        if not bool(torch.isfinite(self.rule.model_of(self.state, job.client)).all()):
+            raise DivergenceError(f"{self._place(index, job)} makes the model infinite; {self._advice()}")
         self.tally.add(update, staleness)
         for observer in self.observers:
             observer.on_update(index, job, staleness, update.report.loss)
+
+    def _place(self, index: int, job: Job) -> str:
+        return f"the run diverges: update {index} (client {job.client}, simulated time {job.arrives:.4g}, eta={self.eta:g})"
+
+    def _advice(self) -> str:
+        return "lower eta or the method's own step sizes; what was recorded until then is kept"
 
     def _evaluate_before(self, moment: float) -> None:
         """Every evaluation that is due before `moment`; an update at the very moment of an evaluation counts."""
@@ -176,11 +185,19 @@ class Experiment:
         models = [self.rule.model_of(self.state, client) for client in range(everyone)]
         if self._evaluated is None or any(now is not then for now, then in zip(models, self._evaluated[0], strict=True)):
             self._evaluated = models, self.executor.evaluate(models)
+            for client, score in enumerate(self._evaluated[1]):
+                if not math.isfinite(score.test_loss + score.val_loss + score.global_loss):
+                    raise DivergenceError(
+                        f"the evaluation diverges: client {client} has loss {score.test_loss:.4g} after fine-tuning and "
+                        f"{score.global_loss:.4g} before; lower eval.finetune's step size or eta={self.eta:g}"
+                    )
         return self._evaluated[1]
 
 
 def evaluation_moments(horizon: float, every: float | None) -> list[float]:
     """0, every, 2 every, ... and the end."""
     step = every or horizon / 10 or 1.0
+    if horizon / step > MOST_POINTS:
+        raise ConfigError(f"eval.every={step:g} makes more than {MOST_POINTS} evaluations by simulated time {horizon:g}; raise it")
     grid = [k * step for k in range(math.ceil(horizon / step - 1e-9))] or [0.0]
     return [*grid, horizon] if horizon > grid[-1] else grid

@@ -177,6 +177,16 @@ class Mixing(Discounted, Rule):
 class Separate(Rule):
     """Nobody shares anything: each client goes on from its own last model (method=local)."""
 
+    def check(self, timeline: Timeline) -> None:
+        last: dict[int, int] = {}
+        for index, job in enumerate(timeline):
+            if job.reads <= last.get(job.client, -1):
+                raise ConfigError(
+                    f"a client alone does one visit after the other, but client {job.client} overlaps itself at arrival {index}; "
+                    "use schedule=asynchronous or rounds"
+                )
+            last[job.client] = index
+
     def model_of(self, state: State, client: int) -> Tensor:
         return state.per_client.get(client, state.w)
 

@@ -53,7 +53,7 @@ def prepare(tracking: Tracking) -> tuple[mlflow.MlflowClient, str]:
                 return client, str(found.experiment_id)
             artifacts = (STORE / "artifacts").resolve().as_uri() if uri.startswith(SQLITE) else None
             return client, str(client.create_experiment(tracking.experiment, artifact_location=artifacts))
-    except (MlflowException, OSError, sqlite3.Error) as error:
+    except Exception as error:  # drivers and servers raise their own types
         raise ConfigError(f"cannot track to tracking.uri={uri}: {first_line(error)}") from error
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import types
 import typing
 from collections.abc import Mapping
@@ -12,6 +11,8 @@ from typing import Any, Literal, TypeVar, Union
 from persafl_lit.errors import ConfigError, closest
 
 T = TypeVar("T")
+LARGEST = 1e18
+"""Numbers beyond this overflow somewhere; nan compares false and is refused too."""
 
 
 def construct(cls: type[T], values: Mapping[str, Any], where: str) -> T:
@@ -65,7 +66,7 @@ def coerce(hint: Any, value: Any, key: str) -> Any:
         return dict(value)
     if hint is Any:
         return value
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
     if hint is float and number:
         return float(value)
     if hint is int and number and value == int(value):

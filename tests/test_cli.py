@@ -185,6 +185,35 @@ def test_a_run_that_diverges_names_update_client_and_step_size(capsys):
     assert captured.out == ""
 
 
+def test_overrides_may_follow_a_flag(capsys):
+    assert main(["timeline", "clients=5", "--json", "horizon=10"]) == 0
+    assert json.loads(capsys.readouterr().out)["sim_time"] == 10
+    with pytest.raises(SystemExit):
+        main(["timeline", "--jsn"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["eta=1e39"], "eta must be a finite number"),
+        (["method.objective=[1]"], "unknown method.objective"),
+        (["eval.every=1e-9"], "evaluations by simulated time"),
+        (["checkpoint.dir=afile"], "choose another checkpoint.dir"),
+        (["eval.finetune=prox", "eval.finetune.lr=0.1"], "eval.finetune.lr=0.1 diverges"),
+        (["batch_size=1e30"], "batch_size must be a whole number"),
+    ],
+)
+def test_extreme_values_are_refused(arguments, sentence, capsys, tmp_path):
+    (tmp_path / "afile").write_text("")
+    assert main(["run", *FAST, *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_the_demo_compares_at_equal_times_only(capsys):
+    assert main(["demo", "updates=5"]) == 2
+    assert "equal simulated time" in capsys.readouterr().err
+
+
 def test_a_broken_pipe_is_not_an_error():
     done = subprocess.run(f"{sys.executable} -m persafl_lit list | head -1", shell=True, capture_output=True, text=True)
     assert done.stdout == "method=\n"

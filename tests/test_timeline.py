@@ -239,6 +239,27 @@ def test_updates_and_horizon_cut_the_same_schedule():
         assert cut.horizon == cut.arrives[-1]
 
 
+@pytest.mark.parametrize("tau", [0, 2, 8])
+def test_dropping_and_counting_updates_go_together(tau):
+    """`updates` counts what is kept, and what is generated does not depend on how far we looked."""
+    whole = Asynchronous(tau=tau, policy="drop").timeline(setting(horizon=600.0))
+    cut = Asynchronous(tau=tau, policy="drop").timeline(setting(horizon=None, updates=100))
+    assert len(cut) == 100
+    assert cut.arrives.tolist() == whole.arrives[:100].tolist()
+    assert cut.reads.tolist() == whole.reads[:100].tolist()
+
+
+def test_a_far_horizon_costs_nothing_when_updates_end_the_run():
+    timeline = Asynchronous().timeline(setting(horizon=1e9, updates=10))
+    assert len(timeline) == 10
+
+
+def test_a_client_counts_once_in_the_concurrency_of_overlapping_visits():
+    timeline = Drawn(tau=10).timeline(setting(3, horizon=None, updates=200))
+    assert 0.5 < timeline.mean_concurrency() <= 1
+    assert timeline.concurrency()[1].max() <= 1
+
+
 def test_waves_are_independent_and_earlier_ones_suffice():
     timeline = Asynchronous().timeline(setting())
     for buffer in (1, 5):
@@ -307,7 +328,7 @@ def test_a_missing_or_binary_file_is_refused(tmp_path):
         from_csv(tmp_path / "binary.csv", 3)
 
 
-@pytest.mark.parametrize("rows", [[], ["0,0,0,0,0"], ["0,1,1,1"], ["0,-1,0,1,1"], ["x,1,1,1,1"]])
+@pytest.mark.parametrize("rows", [[], ["0,0,0,0,0"], ["0,0,0,0,5"], ["0,1,1,1"], ["0,-1,0,1,1"], ["x,1,1,1,1"]])
 def test_a_bad_trace_is_refused(rows, tmp_path):
     with pytest.raises(TimelineError):
         trace(tmp_path / "t.csv", rows)

@@ -130,9 +130,8 @@ def split(part: np.ndarray, labels: np.ndarray, settings: Partition, client: int
         members = np.flatnonzero(labels[part] == kind)
         quantile[members] = (np.arange(len(members)) + stream.random()) / len(members)
     part = part[np.argsort(quantile, kind="stable")]
-    tests = max(1, round(settings.test_share * len(part)))
-    vals = max(1, round(settings.val_share * len(part)))
-    vals -= max(0, tests + vals - (len(part) - 1))
+    vals = min(max(1, round(settings.val_share * len(part))), len(part) - 2)
+    tests = min(max(1, round(settings.test_share * len(part))), len(part) - 1 - vals)
     return part[tests + vals :], part[tests : tests + vals], part[:tests]
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from persafl_lit.data.federation import Batch
 
 HessianVector = Literal["exact", "finite_difference", "first_order", "as_printed"]
+SHORT = 1e-5
 HESSIAN_VECTORS = ("exact", "finite_difference", "first_order", "as_printed")
 
 
@@ -33,7 +34,7 @@ class Maml(Objective):
     alpha: float = 0.01
     hvp: HessianVector = "finite_difference"
     delta: float | None = None
-    """The length |d u| of the finite difference; null is 1e-4 in double precision, 1e-5 in single."""
+    """The length |d u| of the finite difference; null is 1e-5."""
 
     batches: ClassVar[int] = 3
     moves: ClassVar[bool] = True
@@ -70,7 +71,7 @@ class Maml(Objective):
         length = float(u.norm())
         if length == 0:
             return u
-        d = (self.delta or (1e-4 if u.element_size() >= 8 else 1e-5)) / length
+        d = (self.delta or SHORT) / length
         product = self._difference(f, w, u, batch, d)
         # ReLU and max-pooling have kinks; a difference that crosses one adds its jump over 2d, which can throw a run off. MAML
         # needs alpha |H u| <= |u|: beyond that, a ten times shorter difference tells a spike (it goes) from curvature (it stays).

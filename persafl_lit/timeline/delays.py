@@ -147,12 +147,12 @@ class Trace(Delays):
         per_client: dict[int, list[list[float]]] = {}
         for line, row in read_rows(self.path, ("client", *PHASES)):
             client = int(number(int, row["client"], self.path, line, "client"))
-            per_client.setdefault(client, []).append([number(float, row[name], self.path, line, name) for name in PHASES])
+            visit = [number(float, row[name], self.path, line, name) for name in PHASES]
+            if not sum(visit[:3]) > 0:
+                raise TimelineError(f"{self.path}, line {line}: download + compute + upload must be > 0: a visit takes time")
+            per_client.setdefault(client, []).append(visit)
         if not per_client:
             raise TimelineError(f"{self.path}: no visits in it; a trace needs at least one row below its header")
-        for client, visits in per_client.items():
-            if not np.sum(visits) > 0:
-                raise TimelineError(f"{self.path}: all delays of client {client} are 0: no simulated time would ever pass")
         object.__setattr__(self, "visits", tuple(np.array(per_client[client]) for client in sorted(per_client)))
 
     def of(self, seed: int, client: int, local_steps: int) -> VisitDelays:

@@ -96,8 +96,12 @@ class Timeline:
 
     def _busy(self) -> tuple[Floats, Floats]:
         """The (start, end) of every active interval, cut at the horizon."""
-        if self.activity is None:
-            return self.read_at, self.arrives
+        if self.activity is None:  # drawn or replayed: a client may overlap itself, and counts once
+            order = np.lexsort((self.read_at, self.client))
+            apart = self.client[order] * (float(self.arrives.max(initial=0.0)) + 1.0)
+            start, end = self.read_at[order] + apart, np.maximum.accumulate(self.arrives[order] + apart)
+            start = np.maximum(start, np.concatenate([[0.0], end[:-1]]))
+            return start - apart, np.maximum(end, start) - apart
         return np.minimum(self.activity.read_at, self.horizon), np.minimum(self.activity.received, self.horizon)
 
     def concurrency(self) -> tuple[Floats, Floats]:
@@ -184,7 +188,7 @@ def jobs_to_timeline(
 def read_rows(path: str | os.PathLike[str], columns: tuple[str, ...]) -> list[tuple[int, dict[str, str]]]:
     """The rows of a CSV with exactly these columns, each with its line number."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise TimelineError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
     reader = csv.reader(io.StringIO(text, newline=""))
@@ -193,7 +197,7 @@ def read_rows(path: str | os.PathLike[str], columns: tuple[str, ...]) -> list[tu
         header = next(reader, [])
         if [name.strip() for name in header] != list(columns):
             raise TimelineError(f"{path}, line 1: the columns must be {','.join(columns)}; got {','.join(header)!r}")
-        for row in reader:
+        for row in filter(None, reader):
             if len(row) != len(columns):
                 raise TimelineError(f"{path}, line {reader.line_num}: expected {len(columns)} values, got {len(row)}")
             rows.append((reader.line_num, dict(zip(columns, row, strict=True))))

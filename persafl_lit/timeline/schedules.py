@@ -122,16 +122,19 @@ SCHEDULES = {"asynchronous": Asynchronous, "rounds": Rounds, "drawn": Drawn, "re
 
 def _free_running(setting: Setting, tau: int | None) -> Timeline:
     """No client ever waits, so each client's times are one cumulative sum; only `reads` needs all of them together."""
-    activity = _busy_until(setting, _horizon_guess(setting))
-    while setting.updates is not None and setting.horizon is None and _count_whole(activity) < setting.updates:
-        activity = _busy_until(setting, 2 * float(activity.received.max()))
-    order = np.lexsort((activity.client, activity.received))
-    activity = activity.rows(order)
-    if tau is None:
-        reads = np.searchsorted(activity.received, activity.read_at, side="right")
-        return _cut(setting, activity.client, reads, activity.read_at, activity.received, activity)
-    reads, kept = _reads_with_drops(activity, tau)
-    return _cut(setting, activity.client, reads, activity.read_at, activity.received, activity, kept)
+    until = _horizon_guess(setting)
+    while True:
+        activity = _busy_until(setting, until)
+        activity = activity.rows(np.lexsort((activity.client, activity.received)))
+        if tau is None:
+            reads, kept = np.searchsorted(activity.received, activity.read_at, side="right"), np.ones(len(activity.client), dtype=bool)
+        else:
+            reads, kept = _reads_with_drops(activity, tau)
+        # Every visit that begins by `until` is there, so every arrival by then is.
+        known = int(np.sum(kept & (activity.received <= until)))
+        if until == setting.horizon or (setting.updates is not None and known >= setting.updates):
+            return _cut(setting, activity.client, reads, activity.read_at, activity.received, activity, kept)
+        until = min(2 * until, setting.horizon or np.inf)
 
 
 def _busy_until(setting: Setting, horizon: float) -> Activity:
@@ -154,21 +157,14 @@ def _busy_until(setting: Setting, horizon: float) -> Activity:
 
 
 def _horizon_guess(setting: Setting) -> float:
-    if setting.horizon is not None:
+    if setting.updates is None:
+        assert setting.horizon is not None
         return setting.horizon
-    assert setting.updates is not None
     cycles = [
         float(setting.delays.of(setting.seed, client, setting.local_steps)(0).sum(axis=1).mean()) for client in range(min(setting.clients, 200))
     ]
     rate = setting.clients * float(np.mean(1 / np.maximum(cycles, 1e-12)))
-    return 1.1 * setting.updates / rate + 2 * max(cycles)
-
-
-def _count_whole(activity: Activity) -> int:
-    """Arrivals that cannot be preceded by a visit we have not generated: those before the last start of any client."""
-    last_start = np.zeros(int(activity.client.max()) + 1)
-    np.maximum.at(last_start, activity.client, activity.read_at)
-    return int(np.sum(activity.received <= last_start.min()))
+    return min(1.1 * setting.updates / rate + 2 * max(cycles), setting.horizon or np.inf)
 
 
 def _reads_with_drops(activity: Activity, tau: int) -> tuple[Ints, np.ndarray]:

@@ -1,0 +1,116 @@
+"""Fine-tune-then-evaluate: by hand on quadratics, on training data only, and aggregated by hand."""
+
+from __future__ import annotations
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from persafl_lit import run
+from persafl_lit.data import Digits
+from persafl_lit.errors import DivergenceError
+from persafl_lit.evaluate import Scores, accuracy_of, loss_of
+from tests import reference
+from tests.quadratics import random_quadratics, save
+
+QUIET = ["tracking.enabled=false", "checkpoint.every=0"]
+ETA = 0.02
+
+
+def sgd(H, a, w):
+    for _ in range(4):
+        w = w - 0.05 * reference.plain(H, a, w)
+    return w
+
+
+RULES = {
+    "none": ([], lambda H, a, w: w),
+    "sgd": (["eval.finetune.steps=4", "eval.finetune.lr=0.05"], sgd),
+    "maml": (["eval.finetune.alpha=0.07"], lambda H, a, w: w - 0.07 * reference.plain(H, a, w)),
+    "prox": (
+        ["eval.finetune.lam=3", "eval.finetune.inner_steps=6", "eval.finetune.lr=0.1"],
+        lambda H, a, w: reference.moreau_steps(H, a, w, 3, 6, 0.1),
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_personal_model_is_the_one_computed_by_hand(rule, tmp_path):
+    """theta_i(w) for the final w, and its loss; the shared model's loss beside it."""
+    H, a = random_quadratics(5, 4, seed=3)
+    overrides, personalise = RULES[rule]
+    result = run(
+        [*QUIET, "data=quadratic", f"data.path={save(tmp_path / 'q.npz', H, a)}", "updates=9", f"eta={ETA}", f"eval.finetune={rule}", *overrides]
+    )
+    w = result.state_dict()["w"].numpy()
+    for i, row in enumerate(result.clients()):
+        theta = personalise(H[i], a[i], w)
+        assert row["test_loss"] == pytest.approx(0.5 * (theta - a[i]) @ H[i] @ (theta - a[i]), abs=1e-10)
+        assert row["global_loss"] == pytest.approx(0.5 * (w - a[i]) @ H[i] @ (w - a[i]), abs=1e-10)
+
+
+@pytest.mark.parametrize("rule", ["sgd", "maml", "prox"])
+def test_fine_tuning_sees_training_data_only_and_scores_are_of_the_right_split(rule):
+    federation = Digits().federation(4, 0)
+    rows = {
+        split: {tuple(x.flatten().tolist()) for part in federation.parts for x in federation.inputs[part[split]]}
+        for split in ("train", "val", "test")
+    }
+    seen: dict[bool, set] = {True: set(), False: set()}
+
+    class Watching(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+        def forward(self, inputs):
+            seen[self.training].update(tuple(x.flatten().tolist()) for x in inputs)
+            return self.net(inputs)
+
+        def training_step(self, batch, batch_idx):
+            return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    result = run([*QUIET, "clients=4", "updates=3", f"eval.finetune={rule}"], model=Watching())
+    assert seen[True] <= rows["train"]
+    assert seen[False] <= rows["val"] | rows["test"]
+    # The shared model's score, by hand, on the test split.
+    model = result.model.eval()
+    for client, row in enumerate(result.clients()):
+        indices = federation.parts[client]["test"]
+        hits = (model(federation.inputs[indices]).argmax(dim=1) == federation.labels[indices]).float().mean()
+        assert row["global_accuracy"] == pytest.approx(float(hits))
+
+
+def test_validation_and_test_scores_belong_to_their_splits():
+    """Without fine-tuning and with the final model, each score is that of its own split, by hand."""
+    result = run([*QUIET, "clients=5", "updates=20", "model=logistic", "eval.finetune=none"])
+    federation = Digits().federation(5, 0)
+    model = result.model.eval()
+    for client, row in enumerate(result.clients()):
+        for split in ("val", "test"):
+            indices = federation.parts[client][split]
+            with torch.no_grad():
+                scores = model(federation.inputs[indices])
+            labels = federation.labels[indices]
+            assert row[f"{split}_accuracy"] == pytest.approx(float((scores.argmax(dim=1) == labels).float().mean()))
+            assert row[f"{split}_loss"] == pytest.approx(float(nn.functional.cross_entropy(scores, labels)), rel=1e-5)
+
+
+def test_aggregates_by_hand():
+    scores = [Scores(0.1 * k, 0.05 * k, 0.01 * k, 1.0 * k, 2.0 * k, 3.0 * k) for k in range(20)]
+    accuracy, loss = accuracy_of(scores), loss_of(scores)
+    assert accuracy["val"] == pytest.approx(0.95)
+    assert accuracy["test"] == pytest.approx(0.475)
+    assert accuracy["worst_decile"] == pytest.approx((0.0 + 0.05) / 2)
+    assert accuracy["std"] == pytest.approx(0.05 * np.std(np.arange(20)))
+    assert accuracy["global"] == pytest.approx(0.095)
+    assert loss == pytest.approx({"val": 9.5, "test": 19.0, "global": 28.5})
+
+
+def test_an_evaluation_that_diverges_is_said_not_reported_as_an_accuracy():
+    with pytest.raises(DivergenceError, match="the evaluation diverges: client 0"):
+        run([*QUIET, "data=quadratic", "updates=5", "eval.finetune.lr=1e17", "eval.finetune.steps=20"])
+    with pytest.raises(DivergenceError, match="diverges"):
+        run([*QUIET, "method=fedasync", "model=logistic", "clients=5", "updates=20", "method.beta=1e18", "eta=1e18", "eval.finetune=none"])
