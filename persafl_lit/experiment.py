@@ -188,8 +188,8 @@ class Experiment:
             for client, score in enumerate(self._evaluated[1]):
                 if not math.isfinite(score.test_loss + score.val_loss + score.global_loss):
                     raise DivergenceError(
-                        f"the evaluation after update {self.state.arrivals} diverges: client {client} has loss {score.test_loss:.4g} after fine-tuning and "
-                        f"{score.global_loss:.4g} before; lower eval.finetune's step size or eta={self.eta:g}"
+                        f"the evaluation after update {self.state.arrivals} diverges: client {client} has loss {score.test_loss:.4g} "
+                        f"after fine-tuning and {score.global_loss:.4g} before; lower eval.finetune's step size or eta={self.eta:g}"
                     )
         return self._evaluated[1]
 
