@@ -63,7 +63,7 @@ def test_the_papers_numbers_are_the_defaults():
     assert (config.clients, config.local_steps, config.eta) == (30, 10, 0.01)
     assert config.method["lam"] == 25.0
     assert config.method["inner_steps"] == 10
-    assert compose(["method=persafl_maml"]).method["hvp"] == "finite_difference"
+    assert compose(["method=persafl_maml"]).method["hvp"] == "exact"
 
 
 # -- grammar ----------------------------------------------------------------------------------------------------------

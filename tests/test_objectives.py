@@ -275,7 +275,7 @@ def test_another_mask_is_another_function():
 def test_objectives_leave_w_alone():
     f, batches = cnn(), images()
     w = f.point.clone()
-    for objective in (Plain(), Proximal(), Maml(), Maml(hvp="exact"), Moreau(), Scaffold()):
+    for objective in (Plain(), Proximal(), Maml(hvp="finite_difference"), Maml(), Moreau(), Scaffold()):
         kept = w.clone()
         objective.gradient(f, Step(kept, kept, batches))
         assert torch.equal(kept, w)

@@ -32,7 +32,7 @@ class Maml(Objective):
     """
 
     alpha: float = 0.01
-    hvp: HessianVector = "finite_difference"
+    hvp: HessianVector = "exact"
     delta: float | None = None
     """The length |d u| of the finite difference; null is 1e-5."""
 
