@@ -53,13 +53,13 @@ class Eval:
 @dataclass(frozen=True)
 class Checkpoints:
     every: int
-    """Updates between checkpoints; 0 writes none."""
+    """Updates between checkpoints; 0 writes one only when asked to stop."""
     dir: str | None
     """Folder of checkpoints; null is mlruns/checkpoints."""
 
     def __post_init__(self) -> None:
         if self.every < 0:
-            raise ConfigError(f"checkpoint.every must be >= 0 updates (0 writes none); got {self.every}")
+            raise ConfigError(f"checkpoint.every must be >= 0 updates; got {self.every}")
 
 
 @dataclass(frozen=True)
