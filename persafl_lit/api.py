@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,18 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 from persafl_lit.checkpoint import Checkpoint
 from persafl_lit.client import build_backbone, check_backbone
-from persafl_lit.config import Config, compose
+from persafl_lit.config import Config, choice_of, compose
 from persafl_lit.data import DATASETS
 from persafl_lit.errors import ConfigError
-from persafl_lit.evaluate import FINETUNES, Point, accuracy_of, loss_of
-from persafl_lit.executors import Serial, Work, Worker, make_fabric
-from persafl_lit.experiment import Experiment, Observer
+from persafl_lit.evaluate import FINETUNES, Finetune, Point, accuracy_of, evaluation_cost, loss_of, own_rule
+from persafl_lit.executors import Executor, Processes, Serial, Work, Worker
+from persafl_lit.experiment import Experiment, Observer, evaluated_clients, evaluation_moments
 from persafl_lit.models import MODELS
 from persafl_lit.timeline import Timeline
 
 if TYPE_CHECKING:
     import lightning as L
     from torch import Tensor
+
+    from persafl_lit.data import Federation
+    from persafl_lit.tracking import Tracker
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Result:
     wall_seconds: float
     buffer: int
     notes: tuple[str, ...] = ()
+    evaluation_share: float = 0.0
+    """Of the workers' time."""
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -56,8 +62,8 @@ class Result:
 
     def clients(self) -> list[dict[str, float]]:
         """The last point, one row per client, with its number of arrivals."""
-        arrivals = self.timeline.arrivals_per_client().tolist() + [0] * len(self.points[-1].held_out)
-        return [row | {"arrivals": count} for row, count in zip(self.points[-1].table(), arrivals, strict=True)]
+        arrivals = dict(enumerate(self.timeline.arrivals_per_client().tolist()))
+        return [row | {"arrivals": arrivals.get(int(row["client"]), 0)} for row in self.points[-1].table()]
 
     def summary(self) -> dict[str, Any]:
         """The object that `persafl run --json` prints; a value that does not exist (accuracy on quadratics) is null."""
@@ -79,6 +85,8 @@ class Result:
             "accuracy": _null_for_nan(last.accuracy()),
             "loss": _null_for_nan(last.loss()),
             "holdout": held_out,
+            "beside": {rule: _null_for_nan(values) for rule, values in last.beside().items()},
+            "evaluation_share": self.evaluation_share,
             "wall_seconds": self.wall_seconds,
             "config": self.config.values,
         }
@@ -106,55 +114,94 @@ def run(
             raise ConfigError(f"no update arrives by horizon={config.horizon:g}; raise it")
         rule = config.rule(federation.trained(), timeline)
         own = model is not None
-        original = check_backbone(model) if own else build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
-        finetune = config.build("eval.finetune", FINETUNES)
-        fabric = make_fabric(config.accelerator, config.devices, config.precision)
-        work = Work(copy.deepcopy(original), federation, config.objective(), finetune, config.local_steps, config.eta, config.batch_size, config.seed)
-        worker = Worker(work, fabric, config.precision)
+        backbone = check_backbone(model) if own else build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
+        worker = Worker(_work(config, federation, copy.deepcopy(backbone)))
         checkpoint = Checkpoint(checkpoint_path(config))
         if config.checkpoint.every:
             checkpoint.check()
-        experiment = Experiment(
-            timeline,
-            rule,
-            Serial(worker),
-            config.eta,
-            config.eval.every,
-            observers=list(observers(timeline) if callable(observers) else observers),
-            checkpoint=checkpoint,
-            checkpoint_every=config.checkpoint.every,
-            should_stop=should_stop,
-        )
-        identity = experiment.identity(config.hash(), federation.digest())
-        saved = checkpoint.load(identity) if resume else None
-        tracker = _track(config, timeline, saved)
-        if tracker is not None:
-            experiment.observers = [tracker, *experiment.observers]
-            experiment.extra = {"run_id": tracker.run_id}
-        try:
+        evaluated = evaluated_clients(federation, config.eval.clients, config.seed)
+        with _executor(config, worker, len(timeline)) as executor:
+            experiment = Experiment(
+                timeline,
+                rule,
+                executor,
+                config.eta,
+                evaluation_moments(timeline.horizon, config.eval.every, _affordable(worker.work, timeline, evaluated)),
+                evaluated,
+                checkpoint=checkpoint,
+                checkpoint_every=config.checkpoint.every,
+                should_stop=should_stop,
+            )
+            identity = experiment.identity(config.hash(), federation.digest())
+            saved = checkpoint.load(identity) if resume else None
             if saved is not None:
                 experiment.restore(saved)
-            experiment.run(identity)
-        except BaseException as failure:
-            if tracker is not None:
-                tracker.finish(None, failure)
-            raise
-        trained = copy.deepcopy(original)
-        trained.load_state_dict(worker.state_dict(experiment.state.w))
-        result = Result(
-            config,
-            None if tracker is None else tracker.run_id,
-            tuple(experiment.points),
-            timeline,
-            trained,
-            time.monotonic() - wall_start,
-            rule.arrivals_per_version,
-            federation.notes,
-        )
-        if tracker is not None:
-            tracker.finish(result.summary())
+            experiment.begin()  # the workers train while MLflow is imported
+            with _tracked(config, timeline, saved) as tracker:
+                experiment.observers = [*([tracker] if tracker else []), *(observers(timeline) if callable(observers) else observers)]
+                experiment.extra = {"run_id": tracker.run_id} if tracker else {}
+                experiment.run(identity)
+                trained = copy.deepcopy(backbone)
+                trained.load_state_dict(worker.state_dict(experiment.state.w))
+                result = Result(
+                    config,
+                    tracker.run_id if tracker else None,
+                    tuple(experiment.points),
+                    timeline,
+                    trained,
+                    time.monotonic() - wall_start,
+                    rule.arrivals_per_version,
+                    federation.notes,
+                    executor.evaluation_share(),
+                )
+                if tracker:
+                    tracker.summarise(result.summary())
         checkpoint.delete()
         return result
+
+
+def _work(config: Config, federation: Federation, backbone: L.LightningModule) -> Work:
+    """What the workers must know of a config."""
+    objective = config.objective()
+    rules: dict[str, Finetune] = {config.eval.finetune["name"]: config.build("eval.finetune", FINETUNES)}
+    for name in config.eval.beside:
+        beside = own_rule(objective) if name == "own" else choice_of("eval.beside", name, FINETUNES)()
+        if beside is not None and name not in rules:
+            rules[name] = beside
+    return Work(
+        backbone,
+        federation,
+        objective,
+        rules,
+        config.local_steps,
+        config.eta,
+        config.batch_size,
+        config.seed,
+        config.accelerator,
+        config.devices,
+        config.precision,
+    )
+
+
+def _executor(config: Config, worker: Worker, jobs: int) -> Executor:
+    """Who trains. More workers than jobs have nothing to do."""
+    lanes = min(config.workers or os.cpu_count() or 1, jobs)
+    if config.executor == "serial":
+        return Serial(worker)
+    if config.executor == "processes":
+        return Processes(worker, lanes)
+    try:
+        from persafl_lit.executors.cluster import Cluster
+    except ImportError:
+        raise ConfigError("executor=ray needs Ray; install it with: pip install 'persafl_lit[ray]'") from None
+    return Cluster(worker, lanes)
+
+
+def _affordable(work: Work, timeline: Timeline, evaluated: Sequence[int]) -> float:
+    """How many evaluations, the last one by all rules, cost a quarter of the run: a third of its training."""
+    training = len(timeline) * work.local_steps * work.objective.cost * work.batch_size
+    common, everything = (evaluation_cost(work.federation, evaluated, list(work.finetune.values())[:k], work.batch_size) for k in (1, None))
+    return 1 + (training / 3 - everything) / common
 
 
 def checkpoint_path(config: Config) -> Path:
@@ -162,15 +209,23 @@ def checkpoint_path(config: Config) -> Path:
     return Path(config.checkpoint.dir or "mlruns/checkpoints") / f"{config.hash()}.pt"
 
 
-def _track(config: Config, timeline: Timeline, saved: dict[str, Any] | None) -> Any:
+@contextlib.contextmanager
+def _tracked(config: Config, timeline: Timeline, saved: dict[str, Any] | None) -> Iterator[Tracker | None]:
+    """A tracker, or None if tracking is off; however the run ends, the tracker is told."""
     if not config.tracking.enabled:
-        return None
+        yield None
+        return
     from persafl_lit.tracking import Tracker
 
     tracker = Tracker(config, run_id=(saved or {}).get("extra", {}).get("run_id"))
     if saved is None:
         tracker.log_timeline(timeline)
-    return tracker
+    try:
+        yield tracker
+    except BaseException as failure:
+        tracker.finish(failure)
+        raise
+    tracker.finish()
 
 
 @contextlib.contextmanager

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from persafl_lit.errors import CheckpointError, first_line
-from persafl_lit.evaluate import Point, Scores
+from persafl_lit.evaluate import Measured, Point, Scores
 from persafl_lit.executors import Task
 from persafl_lit.server import State
 
-FORMAT = 1
+FORMAT = 2
+
+Captured = tuple[float, int, dict[str, float], list[Tensor]]
+"""A moment whose evaluation was not done: its time, updates, training numbers and models."""
 
 
 class Checkpoint:
@@ -64,23 +67,31 @@ class Checkpoint:
         self.path.unlink(missing_ok=True)
 
 
-def pack(state: State, pending: dict[int, Task], points: list[Point]) -> dict[str, Any]:
+def pack(state: State, pending: dict[int, Task], points: list[Point], captured: list[Captured]) -> dict[str, Any]:
     """Plain values and tensors. A model that several jobs read is stored once: they share its storage."""
     return {
         "state": dict(vars(state)),
         "pending": {index: list(task) for index, task in pending.items()},
         "points": [[p.sim_time, p.updates, _numbers(p.scores), p.training, _numbers(p.held_out)] for p in points],
+        "captured": [list(moment) for moment in captured],
     }
 
 
-def unpack(content: dict[str, Any]) -> tuple[State, dict[int, Task], list[Point]]:
+def unpack(content: dict[str, Any]) -> tuple[State, dict[int, Task], list[Point], list[Captured]]:
     points = [Point(time, updates, _scores(rows), training, _scores(held)) for time, updates, rows, training, held in content["points"]]
-    return State(**content["state"]), {index: Task(*task) for index, task in content["pending"].items()}, points
+    pending = {index: Task(*task) for index, task in content["pending"].items()}
+    return State(**content["state"]), pending, points, [(time, count, training, models) for time, count, training, models in content["captured"]]
 
 
-def _numbers(scores: Sequence[Scores]) -> list[list[float]]:
-    return [list(asdict(score).values()) for score in scores]
+def _numbers(scores: Sequence[Scores]) -> list[list[Any]]:
+    return [
+        [score.client, score.samples, list(score.shared), list(score.own), {rule: list(found) for rule, found in score.beside.items()}]
+        for score in scores
+    ]
 
 
-def _scores(rows: list[list[float]]) -> tuple[Scores, ...]:
-    return tuple(Scores(*row) for row in rows)
+def _scores(rows: list[list[Any]]) -> tuple[Scores, ...]:
+    return tuple(
+        Scores(client, samples, Measured(*shared), Measured(*own), {rule: Measured(*found) for rule, found in beside.items()})
+        for client, samples, shared, own, beside in rows
+    )

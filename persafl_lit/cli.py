@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,8 @@ def _run(options: argparse.Namespace) -> int:
 
     config = compose(options.overrides)
     target = _writable(options.save_model)
-    result = _run_with_progress(config, options.resume)
+    with _stdout_to_stderr() if options.json else nullcontext():
+        result = _run_with_progress(config, options.resume)
     if target is not None:
         import torch
 
@@ -107,6 +108,20 @@ def _run_with_progress(config: Config, resume: bool) -> Result:
             print("persafl: an interrupted run of this config exists; this one starts anew (--resume would continue it)", file=sys.stderr)
         with ProgressBar(f"{config.name} on {config.data['name']}") as bar:
             return run(config, resume=resume, observers=bar.watch, should_stop=stop)
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """What others print (a model of yours, Ray's daemons) must not mix with our JSON object."""
+    sys.stdout.flush()
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(ours, 1)
+        os.close(ours)
 
 
 @contextmanager

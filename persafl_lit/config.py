@@ -43,11 +43,17 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Eval:
     every: float | None
-    """Simulated time between evaluations; null is a tenth of the run."""
+    """Simulated time between evaluations; null is a tenth of the run, or less often so that evaluation costs at most a quarter."""
     finetune: dict[str, Any]
+    beside: tuple[str, ...]
+    """Further fine-tuning rules for the last evaluation; `own` is the method's."""
+    clients: int | None
+    """Evaluate only so many clients, drawn by the seed; null is all."""
 
     def __post_init__(self) -> None:
         _positive("eval.every", self.every)
+        if self.clients is not None and self.clients < 1:
+            raise ConfigError(f"eval.clients must be >= 1 or null; got {self.clients}")
 
 
 @dataclass(frozen=True)
@@ -89,8 +95,9 @@ class Config:
     accelerator: str
     devices: int | tuple[int, ...] | str
     precision: str
-    executor: Literal["serial"]
-    workers: int
+    executor: Literal["serial", "processes", "ray"]
+    workers: int | None
+    """Lanes that train at the same time; null is one per core."""
     allow_code: bool
     eval: Eval
     checkpoint: Checkpoints
@@ -129,11 +136,11 @@ class Config:
     # -- objects that need neither torch nor data ---------------------------------------------------------------------
 
     def objective(self) -> Objective:
-        cls = _choice("method.objective", self.method["objective"], OBJECTIVES)
+        cls = choice_of("method.objective", self.method["objective"], OBJECTIVES)
         return construct(cls, {key: self.method[key] for key in keys(cls)}, "method")
 
     def rule(self, clients: int, timeline: Timeline) -> Rule:
-        cls = _choice("method.rule", self.method["rule"], RULES)
+        cls = choice_of("method.rule", self.method["rule"], RULES)
         values = {key: self.method[key] for key in keys(cls) if key != "clients"}
         if values.get("buffer") == "cohort":
             values["buffer"] = self._cohort(timeline)
@@ -174,7 +181,7 @@ class Config:
     def build(self, group: str, table: Mapping[str, Any]) -> Any:
         """The object that a group's dict describes."""
         values = self.eval.finetune if group == "eval.finetune" else getattr(self, group)
-        cls = _choice(group, values["name"], table)
+        cls = choice_of(group, values["name"], table)
         return construct(cls, {key: value for key, value in values.items() if key != "name"}, group)
 
 
@@ -221,8 +228,8 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[Pa
 
 def _fit_method(method: dict[str, Any]) -> None:
     """A method has the keys of its objective and of its rule, and no others."""
-    objective = _choice("method.objective", method["objective"], OBJECTIVES)
-    rule = _choice("method.rule", method["rule"], RULES)
+    objective = choice_of("method.objective", method["objective"], OBJECTIVES)
+    rule = choice_of("method.rule", method["rule"], RULES)
     owned = [*keys(objective), *(key for key in keys(rule) if key != "clients")]
     defaults = {f.name: f.default for cls in (objective, rule) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     fitted = {key: method.get(key, defaults[key]) for key in owned}
@@ -363,7 +370,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str,
             yield prefix + key, value
 
 
-def _choice(key: str, name: Any, table: Mapping[str, T]) -> T:
+def choice_of(key: str, name: Any, table: Mapping[str, T]) -> T:
     if not isinstance(name, str) or name not in table:
         raise ConfigError(f"unknown {key} {name!r}; there are {', '.join(table)}.{closest(str(name), table)}")
     return table[name]

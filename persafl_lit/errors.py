@@ -34,6 +34,12 @@ class DivergenceError(PersaflError):
     exit_code = 3
 
 
+class WorkerError(PersaflError):
+    """Worker processes that die again and again."""
+
+    exit_code = 3
+
+
 def closest(name: str, known: Iterable[str]) -> str:
     """' Did you mean ...?' when something known is near `name`, else nothing."""
     near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)

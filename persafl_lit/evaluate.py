@@ -6,18 +6,19 @@ only training data; validation and test splits are only ever measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from persafl_lit.data.federation import Batch, Federation, Split
+from persafl_lit.data.federation import SPLITS, Batch, Federation, Split
 from persafl_lit.errors import ConfigError
 from persafl_lit.loss import FlatLoss, step_loss
-from persafl_lit.objectives import Moreau
+from persafl_lit.objectives import Maml, Moreau, Objective
 from persafl_lit.streams import torch_seed
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Finetune:
 
     steps: ClassVar[int] = 0
     """Minibatches it uses."""
+    full: ClassVar[bool] = False
+    """Whether it also goes through all training data."""
 
     def personalise(self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]) -> Tensor:
         return w
@@ -59,6 +62,8 @@ class MamlStep(Finetune):
     """One step with the gradient over all training data: w - alpha grad f_i(w), what MAML optimises for."""
 
     alpha: float = 0.01
+
+    full: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check(alpha=self.alpha)
@@ -96,6 +101,24 @@ class Prox(Finetune):
 FINETUNES: dict[str, type[Finetune]] = {"none": Finetune, "sgd": Sgd, "maml": MamlStep, "prox": Prox}
 
 
+def own_rule(objective: Objective) -> Finetune | None:
+    """How a method's own cost personalises: MAML by one gradient step, the Moreau envelope by its proximal point."""
+    if isinstance(objective, Maml):
+        return MamlStep(objective.alpha or 0.01)
+    if isinstance(objective, Moreau):
+        return Prox(objective.inner_steps or 10, objective.lam, objective.inner_lr)
+    return None
+
+
+def evaluation_cost(federation: Federation, clients: Sequence[int], rules: Sequence[Finetune], batch_size: int) -> float:
+    """Samples that one evaluation sends through the network and back; a sample that is only measured counts a third."""
+    cost = 0.0
+    for client in clients:
+        train, val, test = (federation.count(client, split) for split in SPLITS)
+        cost += sum(rule.steps * min(batch_size, train) + rule.full * train for rule in rules) + (len(rules) + 1) * (val + test) / 3
+    return cost
+
+
 def _check(**values: float | int | None) -> None:
     for name, value in values.items():
         if value is not None and not value > 0:
@@ -105,19 +128,39 @@ def _check(**values: float | int | None) -> None:
 # -- scores -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Scores:
-    """One client at one moment: after fine-tuning on validation and test data, and the shared model as it is on test data.
-
-    Accuracies are nan where the task has no classes.
-    """
+class Measured(NamedTuple):
+    """A model on a client's validation and test data. Accuracies are nan where the task has no classes."""
 
     val_accuracy: float
     test_accuracy: float
-    global_accuracy: float
     val_loss: float
     test_loss: float
-    global_loss: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One client at one moment."""
+
+    client: int
+    samples: int
+    """In its test split."""
+    shared: Measured
+    """The shared model as it is."""
+    own: Measured
+    """After fine-tuning by the rule that all methods are compared by."""
+    beside: dict[str, Measured] = field(default_factory=dict)
+    """After fine-tuning by further rules."""
+
+    def worst_loss(self) -> float:
+        """nan or infinite if any loss is."""
+        return max((loss for measured in (self.shared, self.own, *self.beside.values()) for loss in measured[2:]), key=_badness)
+
+    def row(self) -> dict[str, float]:
+        """Flat, for tables."""
+        shared = {"global_accuracy": self.shared.test_accuracy, "global_loss": self.shared.test_loss}
+        shared |= {"global_val_accuracy": self.shared.val_accuracy, "global_val_loss": self.shared.val_loss}
+        beside = {f"{rule}_{name}": value for rule, measured in self.beside.items() for name, value in measured._asdict().items()}
+        return {"client": self.client, "samples": self.samples, **self.own._asdict(), **shared, **beside}
 
 
 @dataclass(frozen=True)
@@ -139,44 +182,81 @@ class Point:
     def loss(self) -> dict[str, float]:
         return loss_of(self.scores)
 
+    def beside(self) -> dict[str, dict[str, float]]:
+        """Accuracies under further fine-tuning rules, of the clients that train."""
+        return {rule: accuracy_of(self.scores, rule) for rule in self.scores[0].beside}
+
     def metrics(self) -> dict[str, float]:
         """Everything under the names of the tracked metrics."""
         groups = {"accuracy": self.accuracy(), "loss": self.loss()}
+        groups |= {f"{rule}.accuracy": values for rule, values in self.beside().items()}
         if self.held_out:
             groups |= {"holdout.accuracy": accuracy_of(self.held_out), "holdout.loss": loss_of(self.held_out)}
         return {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()} | self.training
 
     def table(self) -> list[dict[str, float]]:
-        return [{"client": client, **asdict(score)} for client, score in enumerate(self.scores + self.held_out)]
+        return [score.row() for score in self.scores + self.held_out]
 
 
-def accuracy_of(scores: Sequence[Scores]) -> dict[str, float]:
-    """Means over clients; `std` and `worst_decile` describe the test accuracy after fine-tuning."""
-    test = np.array([score.test_accuracy for score in scores])
+def accuracy_of(scores: Sequence[Scores], rule: str | None = None) -> dict[str, float]:
+    """Over clients, after fine-tuning by the common rule or by a further one; `global` is the shared model as it is.
+
+    All but `val` and `global` describe test data: `test` is the mean, `weighted` the mean over samples, `worst_decile` the mean
+    of the worst tenth of clients, and `gap` how much better the best tenth does.
+    """
+    own = [score.own if rule is None else score.beside[rule] for score in scores]
+    test = np.array([measured.test_accuracy for measured in own])
+    ranked, tenth = np.sort(test), max(1, len(test) // 10)
+    worst = float(ranked[:tenth].mean())
     return {
-        "val": float(np.mean([score.val_accuracy for score in scores])),
+        "val": float(np.mean([measured.val_accuracy for measured in own])),
         "test": float(test.mean()),
         "std": float(test.std()),
-        "worst_decile": float(np.sort(test)[: max(1, len(test) // 10)].mean()),
-        "global": float(np.mean([score.global_accuracy for score in scores])),
+        "worst_decile": worst,
+        "global": float(np.mean([score.shared.test_accuracy for score in scores])),
+        "weighted": float(np.average(test, weights=[score.samples for score in scores])),
+        "median": float(np.median(test)),
+        "gap": float(ranked[-tenth:].mean()) - worst,
     }
 
 
 def loss_of(scores: Sequence[Scores]) -> dict[str, float]:
     """Means over clients."""
-    return {name: float(np.mean([getattr(score, f"{name}_loss") for score in scores])) for name in ("val", "test", "global")}
+    return {
+        "val": float(np.mean([score.own.val_loss for score in scores])),
+        "test": float(np.mean([score.own.test_loss for score in scores])),
+        "global": float(np.mean([score.shared.test_loss for score in scores])),
+    }
 
 
-def evaluate_client(client: ClientModule, federation: Federation, number: int, w: Tensor, rule: Finetune, batch_size: int, seed: int) -> Scores:
-    """Fine-tune one client from w and measure; nothing it does changes w."""
-    before = measure(client.f, federation, number, "test", w)
-    client.backbone.train()
-    batches = federation.batches(number, "finetune", 0, rule.steps, batch_size, seed) if rule.steps else []
-    whole = whole_batches(federation, number, batch_size, seed)
-    own = rule.personalise(client, w, batches, whole)
+def _badness(loss: float) -> float:
+    return math.inf if math.isnan(loss) else loss
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+def evaluate_client(
+    client: ClientModule, federation: Federation, number: int, w: Tensor, rules: Mapping[str, Finetune], batch_size: int, seed: int
+) -> Scores:
+    """Fine-tune one client from w by each rule and measure; nothing it does changes w. The first rule is the common one."""
+    shared = measure_both(client.f, federation, number, w)
+    own = {}
+    for name, rule in rules.items():
+        client.backbone.train()
+        batches = federation.batches(number, "finetune", 0, rule.steps, batch_size, seed) if rule.steps else []
+        whole = whole_batches(federation, number, batch_size, seed) if rule.full else []
+        theta = rule.personalise(client, w, batches, whole)
+        own[name] = shared if theta is w else measure_both(client.f, federation, number, theta)
     client.f.losses.clear()
-    val, test = (measure(client.f, federation, number, split, own) for split in ("val", "test"))
-    return Scores(val[1], test[1], before[1], val[0], test[0], before[0])
+    common = next(iter(own))
+    return Scores(number, federation.count(number, "test"), shared, own.pop(common), own)
+
+
+def measure_both(f: FlatLoss, federation: Federation, client: int, w: Tensor) -> Measured:
+    """w on a client's validation and test data."""
+    (val_loss, val_accuracy), (test_loss, test_accuracy) = (measure(f, federation, client, split, w) for split in ("val", "test"))
+    return Measured(val_accuracy, test_accuracy, val_loss, test_loss)
 
 
 def whole_batches(federation: Federation, client: int, batch_size: int, seed: int) -> list[tuple[Batch, int]]:

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from persafl_lit.checkpoint import Checkpoint, pack, unpack
+from persafl_lit.data.federation import Federation
 from persafl_lit.errors import ConfigError, DivergenceError, PersaflError
-from persafl_lit.evaluate import Point, Scores
-from persafl_lit.executors import Serial, Task, Update
+from persafl_lit.evaluate import Point
+from persafl_lit.executors import Evaluation, Executor, Task, Update
 from persafl_lit.server import Arrival, Rule, State
+from persafl_lit.streams import rng
 from persafl_lit.timeline import Job, Timeline
 
 MOST_POINTS = 100_000
@@ -74,14 +76,27 @@ class Tally:
 
 
 @dataclass
+class OpenPoint:
+    """A moment whose models are captured while its evaluation goes on beside the training."""
+
+    sim_time: float
+    updates: int
+    training: dict[str, float]
+    evaluation: Evaluation
+
+
+@dataclass
 class Experiment:
     """A run, ready to walk. `checkpoint_every` counts updates; 0 writes checkpoints only when asked to stop."""
 
     timeline: Timeline
     rule: Rule
-    executor: Serial
+    executor: Executor
     eta: float
-    eval_every: float | None = None
+    moments: Sequence[float]
+    """When to evaluate, in simulated time; the last is the end."""
+    evaluated: Sequence[int]
+    """The clients to evaluate."""
     observers: Sequence[Observer] = ()
     checkpoint: Checkpoint | None = None
     checkpoint_every: int = 0
@@ -93,7 +108,8 @@ class Experiment:
         self.state = State(self.executor.worker.start)
         self.points: list[Point] = []
         self.tally = Tally()
-        self._evaluated: tuple[list[Tensor], tuple[Scores, ...]] | None = None
+        self.open: list[OpenPoint] = []
+        self._last: Evaluation | None = None
         buffer = self.rule.arrivals_per_version
         self.staleness = self.timeline.staleness(buffer).tolist()
         # A job may start as soon as the version it reads exists: after this many arrivals.
@@ -101,7 +117,6 @@ class Experiment:
         self._queue = np.argsort(readable, kind="stable")
         self._readable = readable[self._queue]
         self._submitted = 0
-        self.moments = evaluation_moments(self.timeline.horizon, self.eval_every)
 
     def identity(self, *parts: str) -> str:
         """A name for exactly this computation: the config's hash and what the config only points at."""
@@ -111,37 +126,46 @@ class Experiment:
 
     def restore(self, content: dict[str, Any]) -> None:
         """Go on where a checkpoint was written."""
-        self.state, pending, self.points = unpack(content)
+        self.state, pending, self.points, captured = unpack(content)
         self.tally = Tally(**content["tally"])
         for index, task in pending.items():
             self.executor.submit(index, task)
+        for sim_time, updates, training, models in captured:
+            self._open_point(sim_time, updates, training, models)
         self._submitted = int(np.searchsorted(self._readable, self.state.arrivals, side="right"))
-        for point in self.points:
-            for observer in self.observers:
-                observer.on_point(point)
+
+    def begin(self) -> None:
+        """Hand out the first jobs."""
+        self._submit_readable()
+        self.executor.begin()
 
     def run(self, identity: str) -> None:
         """Algorithm 1: whenever an update arrives, apply it."""
-        self._submit_readable()
+        self.begin()
+        for point in self.points:
+            self._announce(point)
         for index in range(self.state.arrivals, len(self.timeline)):
             job = self.timeline[index]
-            self._evaluate_before(job.arrives)
+            self._capture_before(job.arrives)
             try:
                 task, update = self.executor.result(index)
             except DivergenceError as error:
                 raise DivergenceError(f"{self._place(index, job)}: {error}") from None
             self._receive(index, job, task, update)
             self._submit_readable()
+            self._close_points(wait=False)
             stop = self.should_stop()
             if self.checkpoint and (stop or (self.checkpoint_every and (index + 1) % self.checkpoint_every == 0)):
                 self.save(identity)
             if stop:
                 raise Interrupted(f"stopped after update {index + 1} of {len(self.timeline)}; the same command with --resume continues")
-        self._evaluate_before(math.inf)
+        self._capture_before(math.inf)
+        self._close_points(wait=True)
 
     def save(self, identity: str) -> None:
         assert self.checkpoint is not None
-        content = pack(self.state, self.executor.pending, self.points)
+        captured = [(point.sim_time, point.updates, point.training, list(point.evaluation.models)) for point in self.open]
+        content = pack(self.state, self.executor.pending, self.points, captured)
         self.checkpoint.save(identity, {**content, "tally": asdict(self.tally), "extra": self.extra or {}})
 
     def _submit_readable(self) -> None:
@@ -170,34 +194,61 @@ class Experiment:
     def _advice(self) -> str:
         return "lower eta or the method's own step sizes; what was recorded until then is kept"
 
-    def _evaluate_before(self, moment: float) -> None:
+    # -- evaluation ---------------------------------------------------------------------------------------------------
+
+    def _capture_before(self, moment: float) -> None:
         """Every evaluation that is due before `moment`; an update at the very moment of an evaluation counts."""
-        while len(self.points) < len(self.moments) and self.moments[len(self.points)] < moment:
-            trained, scores = self.timeline.clients, self._scores()
-            point = Point(self.moments[len(self.points)], self.state.arrivals, scores[:trained], self.tally.take(), scores[trained:])
-            self.points.append(point)
-            for observer in self.observers:
-                observer.on_point(point)
+        while (count := len(self.points) + len(self.open)) < len(self.moments) and self.moments[count] < moment:
+            models = [self.rule.model_of(self.state, client) for client in self.evaluated]
+            self._open_point(self.moments[count], self.state.arrivals, self.tally.take(), models)
 
-    def _scores(self) -> tuple[Scores, ...]:
-        """Every client's, held-out ones included; models that have not changed since the last time are not evaluated again."""
-        everyone = self.executor.worker.federation.clients
-        models = [self.rule.model_of(self.state, client) for client in range(everyone)]
-        if self._evaluated is None or any(now is not then for now, then in zip(models, self._evaluated[0], strict=True)):
-            self._evaluated = models, self.executor.evaluate(models)
-            for client, score in enumerate(self._evaluated[1]):
-                if not math.isfinite(score.test_loss + score.val_loss + score.global_loss):
-                    raise DivergenceError(
-                        f"the evaluation after update {self.state.arrivals} diverges: client {client} has loss {score.test_loss:.4g} "
-                        f"after fine-tuning and {score.global_loss:.4g} before; lower eval.finetune's step size or eta={self.eta:g}"
-                    )
-        return self._evaluated[1]
+    def _open_point(self, sim_time: float, updates: int, training: dict[str, float], models: Sequence[Tensor]) -> None:
+        """Models are never changed in place, so they may be evaluated later; ones that are evaluated already are not again."""
+        last = len(self.points) + len(self.open) + 1 == len(self.moments)
+        rules = len(self.executor.worker.work.finetune) if last else 1
+        known = self._last
+        if known is None or known.rules != rules or any(now is not then for now, then in zip(models, known.models, strict=True)):
+            self._last = known = self.executor.evaluate(self.evaluated, models, rules, updates)
+        self.open.append(OpenPoint(sim_time, updates, training, known))
+
+    def _close_points(self, wait: bool) -> None:
+        """Record the evaluations that are done, in their order."""
+        while self.open and (wait or self.open[0].evaluation.done):
+            self.executor.finish(self.open[0].evaluation)
+            self._record(self.open.pop(0))
+
+    def _record(self, captured: OpenPoint) -> None:
+        scores = captured.evaluation.scores()
+        for client, score in zip(self.evaluated, scores, strict=True):
+            if not math.isfinite(score.worst_loss()):
+                raise DivergenceError(
+                    f"the evaluation after update {captured.updates} diverges: client {client} has loss {score.own.test_loss:.4g} "
+                    f"after fine-tuning and {score.shared.test_loss:.4g} before; lower eval.finetune's step size or eta={self.eta:g}"
+                )
+        trained = sum(client < self.timeline.clients for client in self.evaluated)
+        point = Point(captured.sim_time, captured.updates, scores[:trained], captured.training, scores[trained:])
+        self.points.append(point)
+        self._announce(point)
+
+    def _announce(self, point: Point) -> None:
+        for observer in self.observers:
+            observer.on_point(point)
 
 
-def evaluation_moments(horizon: float, every: float | None) -> list[float]:
-    """0, every, 2 every, ... and the end."""
-    step = every or horizon / 10 or 1.0
+def evaluation_moments(horizon: float, every: float | None, affordable: float = math.inf) -> list[float]:
+    """0, every, 2 every, ... and the end. Without `every`: up to ten steps, as many as `affordable` evaluations allow."""
+    step = every or horizon / max(1, min(10, int(min(affordable, 11.0)) - 1)) or 1.0
     if horizon / step > MOST_POINTS:
         raise ConfigError(f"eval.every={step:g} makes more than {MOST_POINTS} evaluations by simulated time {horizon:g}; raise it")
     grid = [k * step for k in range(math.ceil(horizon / step - 1e-9))] or [0.0]
     return [*grid, horizon] if horizon > grid[-1] else grid
+
+
+def evaluated_clients(federation: Federation, most: int | None, seed: int) -> list[int]:
+    """All clients, or `most` of those that train and `most` of the held-out ones, drawn by the seed."""
+    trained = federation.trained()
+    groups = (range(trained), range(trained, federation.clients))
+    if most is None:
+        return [client for group in groups for client in group]
+    stream = rng(seed, "evaluated clients")
+    return [int(client) for group in groups for client in sorted(stream.permutation(np.asarray(group, dtype=int))[:most])]

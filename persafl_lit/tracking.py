@@ -101,10 +101,12 @@ class Tracker:
         self._unsent += [Metric(key, value, milliseconds, point.updates) for key, value in point.metrics().items() if math.isfinite(value)]
         self._flush()
 
-    def finish(self, summary: dict[str, Any] | None, failure: BaseException | None = None) -> None:
-        """Send what is left and end the run: finished with its summary, failed, or killed (interrupted, resumable)."""
-        if summary is not None:
-            self._patiently(lambda: self._client.log_dict(self.run_id, summary, "summary.json"))
+    def summarise(self, summary: dict[str, Any]) -> None:
+        """What the run came to."""
+        self._patiently(lambda: self._client.log_dict(self.run_id, summary, "summary.json"))
+
+    def finish(self, failure: BaseException | None = None) -> None:
+        """Send what is left and end the run: finished, failed, or killed (interrupted, resumable)."""
         if failure is not None:
             self._patiently(lambda: self._client.set_tag(self.run_id, "persafl.error", f"{type(failure).__name__}: {failure}"[:5000]))
         self._flush()

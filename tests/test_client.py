@@ -15,7 +15,7 @@ from persafl_lit.client import ClientDataModule, ClientModule, build_backbone
 from persafl_lit.data import Digits
 from persafl_lit.errors import ConfigError
 from persafl_lit.evaluate import Finetune
-from persafl_lit.executors import Task, Work, Worker, make_fabric
+from persafl_lit.executors import Task, Work, Worker
 from persafl_lit.models import Cnn2, Mlp
 from persafl_lit.objectives import OBJECTIVES, Maml, Moreau, Plain
 
@@ -26,7 +26,7 @@ SMALL = [*QUIET, "clients=6", "updates=12", "local_steps=3", "batch_size=8"]
 def parts(objective, seed=0, local_steps=4):
     federation = Digits().federation(6, seed)
     backbone = build_backbone(Mlp(hidden=(8,), dropout=0.3), federation, seed)
-    return federation, backbone, Work(backbone, federation, objective, Finetune(), local_steps, 0.05, 8, seed)
+    return federation, backbone, Work(backbone, federation, objective, {"none": Finetune()}, local_steps, 0.05, 8, seed)
 
 
 def fit(module, data, steps):
@@ -43,7 +43,7 @@ def fit(module, data, steps):
 def test_trainer_fit_on_one_client_gives_the_bits_of_the_fabric_loop(objective):
     """The same ClientModule, once under Trainer.fit with the client's LightningDataModule, once as a job under Fabric."""
     _, _, work = parts(objective)
-    worker = Worker(work, make_fabric("cpu", 1, "32-true"), "32-true")
+    worker = Worker(work)
     worker.train(Task(2, 0, worker.start, None))
 
     federation, backbone, _ = parts(objective)
@@ -74,7 +74,7 @@ def test_local_training_is_trainer_fit_for_as_many_visits():
 
 def test_an_update_is_the_difference_between_what_was_read_and_what_was_reached():
     _, _, work = parts(Plain())
-    worker = Worker(work, make_fabric("cpu", 1, "32-true"), "32-true")
+    worker = Worker(work)
     read = worker.start
     update = worker.train(Task(1, 0, read, None))
     assert torch.equal(update.delta, read - worker.module.w)
@@ -85,12 +85,12 @@ def test_an_update_is_the_difference_between_what_was_read_and_what_was_reached(
 def test_a_job_depends_on_nothing_but_its_inputs(name):
     """The same job twice, with other jobs and an evaluation in between, on a worker and on a fresh one."""
     work = parts(OBJECTIVES[name]())[2]
-    worker = Worker(work, make_fabric("cpu", 1, "32-true"), "32-true")
+    worker = Worker(work)
     task = Task(3, 2, worker.start, None)
     first = worker.train(task)
     worker.train(Task(1, 0, worker.start + 0.1, None))
-    worker.evaluate(2, worker.start)
-    fresh = Worker(parts(OBJECTIVES[name]())[2], make_fabric("cpu", 1, "32-true"), "32-true")
+    worker.evaluate(Task(2, 0, worker.start, rules=1))
+    fresh = Worker(parts(OBJECTIVES[name]())[2])
     for again in (worker.train(task), fresh.train(task)):
         assert torch.equal(first.delta, again.delta)
         assert first.report == again.report
@@ -117,7 +117,7 @@ def test_another_dropout_does_not_change_the_batches_a_client_sees():
     logs = []
     for dropout, delays in ((0.0, "exponential"), (0.5, "exponential"), (0.0, "constant")):
         seen: list = []
-        result = run([*SMALL, "method=local", "eval.finetune=none", f"delays={delays}", "updates=40"], model=Watching(dropout))
+        result = run([*SMALL, "method=local", "eval.finetune=none", f"delays={delays}", "updates=40", "executor=serial"], model=Watching(dropout))
         steps = iter(seen)
         logs.append({(job.client, job.visit): [next(steps) for _ in range(3)] for job in result.timeline})
     assert logs[0] == logs[1]

@@ -164,7 +164,7 @@ def test_cells_off_the_method_table_have_the_keys_of_their_objective():
         (["eval.every=0"], "eval.every must be > 0"),
         (["checkpoint.every=-1"], "checkpoint.every must be >= 0"),
         (["method.name=x"], "write method=x"),
-        (["executor=quantum"], "executor must be one of serial"),
+        (["executor=quantum"], "executor must be one of serial, processes, ray"),
         (["method.lam=25", "method.inner_lr=0.1"], "method.inner_lr=0.1 diverges with method.lam=25"),
         (["method=persafl_maml", "method.hvp=exakt"], "method.hvp must be one of .*Did you mean 'exact'"),
         (["experiment=nope"], "unknown experiment 'nope'"),

@@ -11,7 +11,7 @@ from torch import nn
 from persafl_lit import run
 from persafl_lit.data import Digits
 from persafl_lit.errors import DivergenceError
-from persafl_lit.evaluate import Scores, accuracy_of, loss_of
+from persafl_lit.evaluate import Measured, Scores, accuracy_of, loss_of
 from tests import reference
 from tests.quadratics import random_quadratics, save
 
@@ -99,13 +99,16 @@ def test_validation_and_test_scores_belong_to_their_splits():
 
 
 def test_aggregates_by_hand():
-    scores = [Scores(0.1 * k, 0.05 * k, 0.01 * k, 1.0 * k, 2.0 * k, 3.0 * k) for k in range(20)]
+    scores = [Scores(k, 1 + (k == 19), Measured(0.5, 0.01 * k, 0.5, 3.0 * k), Measured(0.1 * k, 0.05 * k, 1.0 * k, 2.0 * k)) for k in range(20)]
     accuracy, loss = accuracy_of(scores), loss_of(scores)
     assert accuracy["val"] == pytest.approx(0.95)
     assert accuracy["test"] == pytest.approx(0.475)
     assert accuracy["worst_decile"] == pytest.approx((0.0 + 0.05) / 2)
     assert accuracy["std"] == pytest.approx(0.05 * np.std(np.arange(20)))
     assert accuracy["global"] == pytest.approx(0.095)
+    assert accuracy["median"] == pytest.approx(0.475)
+    assert accuracy["weighted"] == pytest.approx((0.05 * sum(range(20)) + 0.95) / 21)
+    assert accuracy["gap"] == pytest.approx((0.90 + 0.95) / 2 - (0.0 + 0.05) / 2)
     assert loss == pytest.approx({"val": 9.5, "test": 19.0, "global": 28.5})
 
 

@@ -78,7 +78,7 @@ def test_imports_go_downwards_only(path):
         ("torch", {"data", "models", "loss", "client", "evaluate", "executors", "checkpoint", "experiment", "api", "cli", "objectives"}),
         ("lightning", {"client", "executors", "experiment"}),
         ("mlflow", {"tracking"}),
-        ("ray", set()),
+        ("ray", {"executors"}),
         ("omegaconf", {"config"}),
         ("matplotlib", {"timeline", "report"}),
     ],
@@ -93,3 +93,8 @@ def test_the_timeline_knows_nothing_but_numpy_and_only_drawing_plots():
         used = {name.split(".")[0] for name in imports(path)}
         assert not used & {"torch", "lightning", "mlflow", "omegaconf"}
         assert path.name == "drawing.py" or "matplotlib" not in used
+
+
+def test_only_the_cluster_knows_ray():
+    users = {path.name for path in SOURCES for name in imports(path) if name.split(".")[0] == "ray"}
+    assert users == {"cluster.py"}

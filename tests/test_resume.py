@@ -18,7 +18,17 @@ from persafl_lit.errors import CheckpointError
 from persafl_lit.experiment import Interrupted
 from persafl_lit.tracking import store_uri
 
-BASE = ["data=digits", "model=mlp", "model.hidden=[8]", "model.dropout=0.2", "clients=8", "updates=40", "local_steps=3", "checkpoint.every=7"]
+BASE = [
+    "data=digits",
+    "model=mlp",
+    "model.hidden=[8]",
+    "model.dropout=0.2",
+    "clients=8",
+    "updates=40",
+    "local_steps=3",
+    "checkpoint.every=7",
+    "eval.every=1.0",
+]
 METHODS = {
     "fedasync": [],
     "persafl_me": ["method.inner_steps=3"],

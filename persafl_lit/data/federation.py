@@ -54,6 +54,10 @@ class Federation(ABC):
     def sizes(self) -> np.ndarray:
         """Samples per client and split, shape (clients, 3)."""
 
+    @abstractmethod
+    def count(self, client: int, split: Split) -> int:
+        """Samples of a client in a split."""
+
     def trained(self) -> int:
         """How many clients train; at least one must."""
         if not 0 <= self.holdout < self.clients:
@@ -115,6 +119,9 @@ class Samples(Federation):
         """Samples per client and class, all splits together."""
         held = [torch.cat([part[split] for split in SPLITS]) for part in self.parts]
         return np.stack([torch.bincount(self.labels[indices], minlength=self.classes).numpy() for indices in held])
+
+    def count(self, client: int, split: Split) -> int:
+        return len(self.parts[client][split])
 
     def sizes(self) -> np.ndarray:
         return np.array([[len(part[split]) for split in SPLITS] for part in self.parts])

@@ -48,6 +48,9 @@ class Quadratics(Federation):
     def to(self, device: torch.device, dtype: torch.dtype) -> Quadratics:
         return replace(self, H=self.H.to(device, dtype), a=self.a.to(device, dtype), w0=self.w0.to(device, dtype))
 
+    def count(self, client: int, split: Split) -> int:
+        return 1
+
     def sizes(self) -> np.ndarray:
         return np.ones((self.clients, len(SPLITS)), dtype=int)
 

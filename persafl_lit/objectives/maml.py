@@ -52,6 +52,10 @@ class Maml(Objective):
         """Whether the product comes by differences of gradients."""
         return self.hvp in ("finite_difference", "as_printed")
 
+    @property
+    def cost(self) -> int:
+        return 1 if self.alpha == 0 else 2 if self.hvp == "first_order" else 4
+
     def gradient(self, f: LocalLoss, step: Step) -> Tensor:
         w, (D, D1, D2) = step.w, step.batches
         if self.alpha == 0:

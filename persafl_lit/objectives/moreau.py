@@ -62,6 +62,10 @@ class Moreau(Objective):
         """inner_lr, by default 1 / (lam + L)."""
         return self.inner_lr or 1 / (self.lam + (SMOOTHNESS if smoothness is None else smoothness))
 
+    @property
+    def cost(self) -> int:
+        return self.inner_steps or 10
+
     def gradient(self, f: LocalLoss, step: Step) -> Tensor:
         theta = self.minimise(f, step.w, step.batches[0])
         return (step.w - theta).mul_(self.lam)

@@ -58,6 +58,11 @@ class Objective(ABC):
     control: ClassVar[bool] = False
     """Whether the client also sends grad f_i(w_{i,0}) over all its data (SCAFFOLD, Option I)."""
 
+    @property
+    def cost(self) -> int:
+        """About how many gradients a local step takes."""
+        return 1
+
     @abstractmethod
     def gradient(self, f: LocalLoss, step: Step) -> Tensor:
         """The direction of the local step: w_{i,q+1} = w_{i,q} - eta * gradient."""

@@ -1,11 +1,9 @@
-"""Who does the work: jobs and evaluations, each a pure function of its inputs.
-
-A job's result depends only on (the model read, client, visit, seed), so an executor may run it whenever that model exists,
-anywhere, in any order, or twice: the run's result has the same bits.
-"""
+"""A worker: trains and evaluates clients on one device. Both are pure functions of what they are given."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,20 +33,25 @@ class Work:
     backbone: L.LightningModule
     federation: Federation
     objective: Objective
-    finetune: Finetune
+    finetune: Mapping[str, Finetune]
+    """Rules by name; the common one first."""
     local_steps: int
     eta: float
     batch_size: int
     seed: int
+    accelerator: str = "cpu"
+    devices: int | tuple[int, ...] | str = 1
+    precision: str = "32-true"
 
 
 class Task(NamedTuple):
-    """A job and the model it read."""
+    """A client's job and the model it read; or, with `rules` > 0, its evaluation from that model by so many fine-tuning rules."""
 
     client: int
     visit: int
     read: Tensor
-    correction: Tensor | None
+    correction: Tensor | None = None
+    rules: int = 0
 
 
 class Update(NamedTuple):
@@ -62,16 +65,17 @@ class Update(NamedTuple):
 class Worker:
     """Trains and evaluates on one device."""
 
-    def __init__(self, work: Work, fabric: Fabric, precision: str) -> None:
+    def __init__(self, work: Work) -> None:
         self.work = work
-        dtype = PRECISIONS[precision]
-        self.federation = work.federation.to(fabric.device, dtype)
-        self.module = ClientModule(work.backbone.to(fabric.device, dtype), work.objective, work.eta, work.federation.smoothness)
+        fabric = make_fabric(work.accelerator, work.devices, work.precision)
+        self.device, self.dtype = fabric.device, PRECISIONS[work.precision]
+        self.federation = work.federation.to(self.device, self.dtype)
+        self.module = ClientModule(work.backbone.to(self.device, self.dtype), work.objective, work.eta, work.federation.smoothness)
         fabric.setup(self.module, self.module.configure_optimizers())
         self.autocast = fabric.autocast
         self._devices = [] if fabric.device.type == "cpu" else [fabric.device]
-        if isinstance(work.objective, Maml) and work.objective.differences and precision.startswith("bf16"):
-            raise ConfigError(f"method.hvp={work.objective.hvp} drowns in the rounding of precision={precision}; use exact or first_order")
+        if isinstance(work.objective, Maml) and work.objective.differences and work.precision.startswith("bf16"):
+            raise ConfigError(f"method.hvp={work.objective.hvp} drowns in the rounding of precision={work.precision}; use exact or first_order")
         if isinstance(work.objective, Moreau):
             work.objective.check_inner_step(work.federation.smoothness or 0.0)
 
@@ -94,36 +98,16 @@ class Worker:
             control = self.module.whole_gradient(task.read, whole)
         return Update(delta, control, report._replace(evaluations=report.evaluations + len(whole)))
 
-    def evaluate(self, client: int, w: Tensor) -> Scores:
+    def evaluate(self, task: Task) -> Scores:
         """Fine-tune-then-evaluate of one client."""
-        work = self.work
+        work, rules = self.work, dict(itertools.islice(self.work.finetune.items(), task.rules))
         with torch.random.fork_rng(self._devices), self.autocast():
-            return evaluate_client(self.module, self.federation, client, w, work.finetune, work.batch_size, work.seed)
+            return evaluate_client(self.module, self.federation, task.client, task.read, rules, work.batch_size, work.seed)
 
     def state_dict(self, w: Tensor) -> dict[str, Tensor]:
         """The backbone's ordinary, contiguous state dict at w."""
         self.module.f.at(w)
         return {name: value.detach().cpu().contiguous().clone() for name, value in self.module.backbone.state_dict().items()}
-
-
-class Serial:
-    """One job after the other, in this process, when its result is asked for."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        self.pending: dict[int, Task] = {}
-
-    def submit(self, index: int, task: Task) -> None:
-        """Job `index` may start: the model it reads exists."""
-        self.pending[index] = task
-
-    def result(self, index: int) -> tuple[Task, Update]:
-        task = self.pending.pop(index)
-        return task, self.worker.train(task)
-
-    def evaluate(self, models: list[Tensor]) -> tuple[Scores, ...]:
-        """One client per model."""
-        return tuple(self.worker.evaluate(client, w) for client, w in enumerate(models))
 
 
 def make_fabric(accelerator: str, devices: int | tuple[int, ...] | str, precision: str) -> Fabric:

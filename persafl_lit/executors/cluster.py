@@ -1,0 +1,121 @@
+"""A Ray cluster: the same units of work as actor calls, on one node or many."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import ray
+import torch
+from torch import Tensor
+
+from persafl_lit.errors import ConfigError, WorkerError, first_line
+from persafl_lit.executors.executor import Executor, Outcome, Unit, perform
+from persafl_lit.executors.worker import Task, Update, Worker
+
+DEPTH = 2
+"""Calls per lane: one under way and one ready."""
+RETRIES = 3
+"""How often Ray does a unit again whose process or node was lost."""
+
+
+class Cluster(Executor):
+    """Ray tasks with one CPU and one torch thread each. RAY_ADDRESS names a cluster; without it a local one is started.
+
+    A task whose process or node is lost is done again: the result has the same bits.
+    """
+
+    def __init__(self, worker: Worker, lanes: int) -> None:
+        super().__init__(worker, lanes)
+        self._started = not ray.is_initialized()
+        if self._started:
+            _connect(lanes)
+        self._name = uuid.uuid4().hex
+        self._work_stored = ray.put(worker.work)
+        self._models: dict[int, tuple[Tensor, Any]] = {}
+        self._calls: dict[Any, Unit] = {}
+
+    def _free(self) -> bool:
+        return len(self._calls) < DEPTH * self.lanes
+
+    def _send(self, unit: Unit) -> None:
+        task = unit.task
+        correction = None if task.correction is None else ray.put(_as_bytes(task.correction))
+        # In a list, so that Ray passes the reference: a process unpacks the work once, not once per call.
+        call = _perform.remote(self._name, [self._work_stored], task.client, task.visit, self._stored(task.read), correction, task.rules)
+        self._calls[call] = unit
+
+    def _stored(self, model: Tensor) -> Any:
+        """The model in the cluster's memory: once, however many jobs read it."""
+        if id(model) not in self._models:
+            while len(self._models) >= 2 * DEPTH * self.lanes:
+                del self._models[next(iter(self._models))]
+            self._models[id(model)] = model, ray.put(_as_bytes(model))
+        return self._models[id(model)][1]
+
+    def _collect(self, wait: bool) -> Iterator[tuple[Unit, Outcome]]:
+        if not self._calls:
+            return
+        done, _ = ray.wait(list(self._calls), num_returns=1, timeout=None if wait else 0)
+        for call in done:
+            unit = self._calls.pop(call)
+            try:
+                outcome, *vectors = ray.get(call)
+            except ray.exceptions.RayError as error:
+                raise WorkerError(f"client {unit.task.client} could not be done by Ray in {RETRIES + 1} attempts: {first_line(error)}") from None
+            if vectors:
+                delta, *control = (_from_bytes(vector, self.worker) for vector in vectors)
+                outcome = outcome._replace(value=Update(delta, control[0] if control else None, outcome.value.report))
+            yield unit, outcome
+
+    def close(self) -> None:
+        for call in self._calls:
+            ray.cancel(call, force=True)
+        if self._started:
+            ray.shutdown()
+
+
+_workers: dict[str, Worker] = {}
+"""In a Ray process: the worker of the run that it serves."""
+
+
+@ray.remote(num_cpus=1, max_retries=RETRIES)
+def _perform(name: str, work: list[Any], client: int, visit: int, read: Any, correction: Any, rules: int) -> tuple[Any, ...]:
+    if name not in _workers:
+        torch.set_num_threads(1)
+        _workers.clear()
+        _workers[name] = Worker(ray.get(work[0]))
+    worker = _workers[name]
+    w = _from_bytes(read, worker)
+    c = None if correction is None else _from_bytes(correction, worker)
+    outcome = perform(worker, Task(client, visit, w, c, rules))
+    if not isinstance(outcome.value, Update):
+        return (outcome,)
+    vectors = [vector for vector in outcome.value[:2] if vector is not None]
+    report = outcome._replace(value=Update(torch.empty(0), None, outcome.value.report))
+    return (report, *map(_as_bytes, vectors))
+
+
+def _as_bytes(vector: Tensor) -> Any:
+    return vector.cpu().view(torch.uint8).numpy()
+
+
+def _from_bytes(vector: Any, worker: Worker) -> Tensor:
+    return torch.from_numpy(vector.copy()).view(worker.dtype).to(worker.device)
+
+
+def _connect(lanes: int) -> None:
+    """The cluster that RAY_ADDRESS names, or a local one without dashboard and telemetry."""
+    address = os.environ.get("RAY_ADDRESS")
+    local: dict[str, Any] = {} if address else {"num_cpus": lanes, "include_dashboard": False}
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
+    except Exception as error:  # Ray raises many types; each is about the cluster
+        what = f"the cluster at RAY_ADDRESS={address}" if address else "a local Ray"
+        raise ConfigError(f"executor=ray cannot reach {what}: {first_line(error)}") from error

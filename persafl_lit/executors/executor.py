@@ -1,0 +1,202 @@
+"""Who does the work: jobs and evaluations, each a pure function of its inputs.
+
+A job's result depends only on (the model read, client, visit, seed), so it may run whenever that model exists, anywhere, in
+any order, or twice: the run's result has the same bits. An executor has lanes that work at the same time; it hands out what is
+most urgent first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple
+
+from torch import Tensor
+
+from persafl_lit.errors import PersaflError
+from persafl_lit.evaluate import Scores
+from persafl_lit.executors.worker import Task, Update, Worker
+
+WINDOW = 8
+"""Jobs per lane that may be done ahead of the one that the server waits for: what bounds the updates it must keep."""
+
+
+@dataclass
+class Evaluation:
+    """The scores of some clients, each from its model, as they come in."""
+
+    clients: Sequence[int]
+    models: Sequence[Tensor]
+    rules: int
+    """How many fine-tuning rules it uses."""
+    found: dict[int, Scores] = field(default_factory=dict)
+    failure: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        return len(self.found) == len(self.clients) or self.failure is not None
+
+    def scores(self) -> tuple[Scores, ...]:
+        """In the order of `clients`; a failure is raised now, when its turn has come."""
+        if self.failure is not None:
+            raise self.failure
+        return tuple(self.found[client] for client in self.clients)
+
+
+class Unit(NamedTuple):
+    """One piece of work: a job (its index in the timeline), or one client of an evaluation."""
+
+    job: int | None
+    evaluation: Evaluation | None
+    task: Task
+    attempts: int = 0
+    """How often its worker was lost."""
+
+
+class Outcome(NamedTuple):
+    """What came of a unit, and how long it took."""
+
+    value: Update | Scores | Exception
+    wall_seconds: float
+
+
+class Executor(ABC):
+    """Lanes that train and evaluate. Use as a context manager: leaving it stops whatever still runs."""
+
+    def __init__(self, worker: Worker, lanes: int) -> None:
+        self.worker = worker
+        self.lanes = lanes
+        self.pending: dict[int, Task] = {}
+        """Jobs whose update has not been handed over, with the models they read: what a checkpoint must keep."""
+        self.wall_training = self.wall_evaluating = 0.0
+        self._finished: dict[int, Update | Exception] = {}
+        self._waiting: list[tuple[int, int, Unit]] = []
+        self._count = 0
+        self._needed: float = 0
+
+    # -- what the loop asks for ---------------------------------------------------------------------------------------
+
+    def submit(self, index: int, task: Task) -> None:
+        """Job `index` may start: the model it reads exists."""
+        self.pending[index] = task
+        self._queue(index, Unit(index, None, task))
+
+    def evaluate(self, clients: Sequence[int], models: Sequence[Tensor], rules: int, arrivals: int) -> Evaluation:
+        """Fine-tune-then-evaluate: not before the next few updates, so that it fills gaps, but soon after them."""
+        evaluation = Evaluation(clients, models, rules)
+        for client, w in zip(clients, models, strict=True):
+            self._queue(arrivals + 2 * self.lanes, Unit(None, evaluation, Task(client, 0, w, rules=rules)))
+        return evaluation
+
+    def begin(self) -> None:
+        """Let the lanes start on what is there, without waiting for any of it."""
+        self._hand_out()
+
+    def result(self, index: int) -> tuple[Task, Update]:
+        """The update of job `index`, when it is there."""
+        self._needed = index
+        self._work(lambda: index in self._finished)
+        task, update = self.pending.pop(index), self._finished.pop(index)
+        if isinstance(update, Exception):
+            raise update
+        return task, update
+
+    def finish(self, evaluation: Evaluation) -> None:
+        """Wait for an evaluation."""
+        self._needed = float("inf")
+        self._work(lambda: evaluation.done)
+
+    def evaluation_share(self) -> float:
+        """Of the time that the lanes worked."""
+        total = self.wall_training + self.wall_evaluating
+        return self.wall_evaluating / total if total else 0.0
+
+    # -- the order of work --------------------------------------------------------------------------------------------
+
+    def _queue(self, urgency: int, unit: Unit) -> None:
+        self._count += 1
+        heapq.heappush(self._waiting, (urgency, self._count, unit))
+
+    def _work(self, until: Callable[[], bool]) -> None:
+        self._hand_out()
+        while True:
+            there = until()
+            for unit, outcome in self._collect(wait=not there):
+                self._keep(unit, outcome)
+            self._hand_out()
+            if there:
+                return
+
+    def _hand_out(self) -> None:
+        """The most urgent first, and nothing that the server will need only much later."""
+        while self._waiting and self._waiting[0][0] <= self._needed + WINDOW * self.lanes and self._free():
+            self._send(heapq.heappop(self._waiting)[2])
+
+    def _keep(self, unit: Unit, outcome: Outcome) -> None:
+        value = outcome.value
+        if unit.evaluation is None:
+            assert unit.job is not None
+            assert not isinstance(value, Scores)
+            self.wall_training += outcome.wall_seconds
+            self._finished[unit.job] = value
+            return
+        self.wall_evaluating += outcome.wall_seconds
+        if isinstance(value, Scores):
+            unit.evaluation.found[unit.task.client] = value
+        elif isinstance(value, Exception):
+            unit.evaluation.failure = value
+
+    # -- the lanes ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _free(self) -> bool:
+        """Whether a lane takes another unit."""
+
+    @abstractmethod
+    def _send(self, unit: Unit) -> None:
+        """Give a unit to a free lane."""
+
+    @abstractmethod
+    def _collect(self, wait: bool) -> Iterator[tuple[Unit, Outcome]]:
+        """Units that are done; with `wait`, at least one."""
+
+    def close(self) -> None:  # noqa: B027
+        """Stop the lanes; unfinished work is dropped."""
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Serial(Executor):
+    """One unit after the other, in this process, when a result is asked for."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker, 1)
+
+    def _free(self) -> bool:
+        return False
+
+    def _send(self, unit: Unit) -> None:
+        raise NotImplementedError("the only lane is the process that asks")
+
+    def _collect(self, wait: bool) -> Iterator[tuple[Unit, Outcome]]:
+        if wait:
+            unit = heapq.heappop(self._waiting)[2]
+            yield unit, perform(self.worker, unit.task)
+
+
+def perform(worker: Worker, task: Task) -> Outcome:
+    """Do one unit, here and now."""
+    start = time.perf_counter()
+    try:
+        value: Update | Scores | Exception = worker.evaluate(task) if task.rules else worker.train(task)
+    except PersaflError as error:
+        value = error
+    return Outcome(value, time.perf_counter() - start)

@@ -1,0 +1,150 @@
+"""Worker processes on this machine, one torch thread each; models and updates pass through shared memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing import connection, get_context
+from multiprocessing.process import BaseProcess
+
+import torch
+from torch import Tensor
+
+from persafl_lit.errors import ConfigError, WorkerError
+from persafl_lit.executors.executor import Executor, Outcome, Unit, perform
+from persafl_lit.executors.worker import Task, Update, Work, Worker
+
+DEPTH = 2
+"""Units a process holds: one under way and one ready, so that it never waits for the server."""
+ATTEMPTS = 3
+"""How often a unit may lose its process before the run gives up."""
+
+
+@dataclass
+class Lane:
+    """A process, our end of its pipe, and its places in shared memory."""
+
+    process: BaseProcess
+    pipe: connection.Connection
+    places: Tensor
+    """(DEPTH, vectors, size): the model read, replaced by the update; for SCAFFOLD the correction, replaced by the control."""
+    units: dict[int, Unit] = field(default_factory=dict)
+
+
+class Processes(Executor):
+    """Persistent processes. One that dies is replaced and its units are done again: the result has the same bits.
+
+    Processes are forked where that is possible (Linux, CPU): they start at once and share the data. Elsewhere they are spawned
+    and get a copy.
+    """
+
+    def __init__(self, worker: Worker, lanes: int, start: str | None = None) -> None:
+        super().__init__(worker, lanes)
+        self._context = get_context(start or ("fork" if sys.platform == "linux" and worker.device.type == "cpu" else "spawn"))
+        vectors, size = (2 if worker.work.objective.control else 1), len(worker.start)
+        _check_shared_memory(lanes * DEPTH * vectors * size * worker.start.element_size())
+        places = [torch.empty((DEPTH, vectors, size), dtype=worker.start.dtype).share_memory_() for _ in range(lanes)]
+        self._lanes = [self._start(place) for place in places]
+
+    def _start(self, places: Tensor) -> Lane:
+        ours, theirs = self._context.Pipe()
+        forked = self._context.get_start_method() == "fork"
+        source = self.worker if forked else self.worker.work
+        process = self._context.Process(target=_serve, args=(source, theirs, places), daemon=True)  # type: ignore[attr-defined]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads: a worker touches none of them
+            process.start()
+        theirs.close()
+        return Lane(process, ours, places)
+
+    def _free(self) -> bool:
+        return min(len(lane.units) for lane in self._lanes) < DEPTH
+
+    def _send(self, unit: Unit) -> None:
+        lane = min(self._lanes, key=lambda lane: len(lane.units))
+        place = next(place for place in range(DEPTH) if place not in lane.units)
+        task, vectors = unit.task, lane.places[place]
+        vectors[0].copy_(task.read)
+        if task.correction is not None:
+            vectors[1].copy_(task.correction)
+        lane.units[place] = unit
+        try:
+            lane.pipe.send((place, task.client, task.visit, task.correction is not None, task.rules))
+        except OSError:
+            self._replace(lane)
+
+    def _collect(self, wait: bool) -> Iterator[tuple[Unit, Outcome]]:
+        pipes = {lane.pipe: lane for lane in self._lanes if lane.units}
+        for pipe in connection.wait(list(pipes), None if wait else 0):
+            lane = pipes[pipe]  # type: ignore[index]
+            try:
+                place, outcome = lane.pipe.recv()
+            except (EOFError, OSError):
+                self._replace(lane)
+                continue
+            if isinstance(outcome.value, Update):
+                delta, *control = (vector.to(self.worker.device, copy=True) for vector in lane.places[place])
+                outcome = outcome._replace(value=Update(delta, control[0] if control else None, outcome.value.report))
+            yield lane.units.pop(place), outcome
+
+    def _replace(self, lane: Lane) -> None:
+        """A worker process is gone: say so, start another and give it the same units."""
+        lane.pipe.close()
+        lane.process.join()
+        code, lost = lane.process.exitcode or 0, list(lane.units.values())
+        cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        for unit in lost:
+            if unit.attempts + 1 >= ATTEMPTS:
+                raise WorkerError(
+                    f"client {unit.task.client} ended {ATTEMPTS} worker processes ({cause}); is there enough memory? "
+                    "Fewer workers need less, and executor=serial shows where it happens"
+                )
+        print(f"persafl: worker process {lane.process.pid} is gone ({cause}); another one does its work again", file=sys.stderr)
+        self._lanes[self._lanes.index(lane)] = self._start(lane.places)
+        for unit in lost:
+            self._send(unit._replace(attempts=unit.attempts + 1))
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.process.kill()
+        for lane in self._lanes:
+            lane.process.join()
+            lane.pipe.close()
+
+
+def _serve(source: Worker | Work, pipe: connection.Connection, places: Tensor) -> None:
+    """The life of a worker process: until the pipe closes."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server decides when to stop
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    worker = source if isinstance(source, Worker) else Worker(source)
+    try:
+        while True:
+            place, client, visit, corrected, rules = pipe.recv()
+            vectors = places[place].to(worker.device)
+            outcome = perform(worker, Task(client, visit, vectors[0], vectors[1] if corrected else None, rules))
+            if isinstance(outcome.value, Update):
+                places[place][0].copy_(outcome.value.delta)
+                if outcome.value.control is not None:
+                    places[place][1].copy_(outcome.value.control)
+                outcome = outcome._replace(value=Update(torch.empty(0), None, outcome.value.report))
+            pipe.send((place, outcome))
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+def _check_shared_memory(needed: int) -> None:
+    try:
+        room = os.statvfs("/dev/shm")
+    except OSError:
+        return
+    free = room.f_bavail * room.f_frsize
+    if free < needed:
+        raise ConfigError(
+            f"the worker processes need {needed / 1e6:.0f} MB of shared memory and /dev/shm has {free / 1e6:.0f} MB; "
+            "use fewer workers, executor=serial, or a larger /dev/shm (docker: --shm-size)"
+        )

@@ -1,0 +1,201 @@
+"""Serial, worker processes, a Ray cluster: who does the work changes no bit of the result, nor does losing some of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+
+from persafl_lit import run
+from persafl_lit.errors import ConfigError, DivergenceError, WorkerError
+from persafl_lit.executors import Processes, Serial, Task, Worker
+from persafl_lit.executors.executor import WINDOW
+from persafl_lit.objectives import Plain, Scaffold
+from tests.test_client import parts
+from tests.test_resume import METHODS as SAMPLE
+
+QUIET = ["tracking.enabled=false", "checkpoint.every=0"]
+SMALL = [*QUIET, "model=mlp", "model.hidden=[8]", "model.dropout=0.2", "clients=6", "updates=24", "local_steps=3", "eval.every=1.0"]
+METHODS = SAMPLE | {"fedprox": ["schedule.cohort=3"], "per_fedavg": ["schedule.cohort=3"], "pfedme": ["schedule.cohort=3", "method.inner_steps=3"]}
+
+
+def bits(result):
+    """Everything that a run computes, to the last bit."""
+    model = {name: value.numpy().tobytes() for name, value in result.state_dict().items()}
+    return model, json.dumps(result.curves()), json.dumps(result.clients())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_number_of_workers_does_not_change_a_single_bit(method):
+    overrides = [*SMALL, f"method={method}", *METHODS[method]]
+    serial = bits(run([*overrides, "executor=serial"]))
+    for workers in (1, 2, 5):
+        assert bits(run([*overrides, "executor=processes", f"workers={workers}"])) == serial
+
+
+def test_spawned_workers_give_the_same_bits_as_forked_ones():
+    _, _, work = parts(Scaffold())
+    worker = Worker(work)
+    tasks = [Task(client, visit, worker.start, torch.ones_like(worker.start) / 100) for client in range(2) for visit in range(2)]
+    found = {}
+    for name, executor in {
+        "serial": Serial(worker),
+        "fork": Processes(worker, 2, start="fork"),
+        "spawn": Processes(worker, 1, start="spawn"),
+    }.items():
+        with executor:
+            for index, task in enumerate(tasks):
+                executor.submit(index, task)
+            updates = [executor.result(index)[1] for index in range(len(tasks))]
+            evaluation = executor.evaluate([0, 1], [worker.start] * 2, 1, 0)
+            executor.finish(evaluation)
+            vectors = [vector.numpy().tobytes() for update in updates for vector in (update.delta, update.control)]
+            found[name] = vectors, [update.report for update in updates], evaluation.scores()
+    assert found["serial"] == found["fork"] == found["spawn"]
+
+
+class Deadly(L.LightningModule):
+    """Kills the process that trains it, a given number of times (a file counts)."""
+
+    def __init__(self, folder, deaths):
+        super().__init__()
+        self.folder, self.deaths, self.main = str(folder), deaths, os.getpid()
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, inputs):
+        return self.linear(inputs.flatten(1))
+
+    def training_step(self, batch, batch_idx):
+        died = len(os.listdir(self.folder))
+        if os.getpid() != self.main and died < self.deaths:
+            open(os.path.join(self.folder, f"{os.getpid()}"), "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+
+def test_killing_workers_in_mid_run_changes_nothing(tmp_path, capfd):
+    folder = tmp_path / "deaths"
+    folder.mkdir()
+    torch.manual_seed(0)
+    model = Deadly(folder, 2)
+    overrides = [*SMALL, "method=fedasync"]
+    quiet = bits(run([*overrides, "executor=serial"], model))
+    killed = bits(run([*overrides, "workers=2"], model))
+    assert len(os.listdir(folder)) >= 2
+    assert killed == quiet
+    assert "is gone (killed by SIGKILL); another one does its work again" in capfd.readouterr().err
+
+
+def test_a_client_that_ends_every_worker_ends_the_run_with_a_sentence(tmp_path):
+    folder = tmp_path / "deaths"
+    folder.mkdir()
+    with pytest.raises(WorkerError, match="ended 3 worker processes .killed by SIGKILL.; is there enough memory"):
+        run([*SMALL, "method=fedasync", "workers=2"], Deadly(folder, 10**6))
+
+
+def test_a_divergence_is_reported_at_its_update_whoever_finds_it_first():
+    overrides = [*SMALL, "method=fedasync", "eta=1e12"]
+    messages = []
+    for executor in ("serial", "processes"):
+        with pytest.raises(DivergenceError) as error:
+            run([*overrides, f"executor={executor}", "workers=2"])
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
+def test_no_worker_outlives_its_run():
+    from multiprocessing import active_children
+
+    run([*SMALL, "method=fedasync", "workers=3"])
+    assert active_children() == []
+
+
+def test_updates_done_ahead_are_bounded():
+    """A lane does not run away from the server: with 200 jobs ready, few results are kept before they are asked for."""
+    _, _, work = parts(Plain(), local_steps=1)
+    worker = Worker(work)
+    with Processes(worker, 2) as executor:
+        for index in range(200):
+            executor.submit(index, Task(index % 4, index // 4, worker.start))
+        kept = []
+        for index in range(200):
+            executor.result(index)
+            kept.append(len(executor._finished))
+        assert executor.pending == {}
+    assert max(kept) <= 2 * (WINDOW + 2)
+
+
+def test_evaluation_may_be_of_some_clients_only():
+    result = run([*SMALL, "method=fedasync", "eval.clients=3", "data.holdout_clients=2"])
+    everyone = run([*SMALL, "method=fedasync", "data.holdout_clients=2"])
+    rows = {row["client"]: row for row in everyone.clients()}
+    chosen = [row["client"] for row in result.clients()]
+    assert len(chosen) == 5
+    assert chosen == sorted(chosen)
+    assert set(chosen) >= {4, 5}, "both held-out clients"
+    assert result.clients() == [rows[client] for client in chosen]
+
+
+def test_by_default_evaluation_costs_at_most_a_quarter_of_the_work():
+    for method in ("fedasync", "persafl_me"):
+        result = run([*QUIET, "model=logistic", f"method={method}", "updates=300"])
+        intervals = len(result.points) - 1
+        evaluation = result.evaluation_share
+        assert 1 <= intervals <= 10
+        assert evaluation < 0.4, "the estimate counts samples; a machine's time may differ by some"
+    assert intervals == 10
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["workers=0"], "workers must be >= 1"),
+        (["eval.clients=0"], "eval.clients must be >= 1"),
+        (["eval.beside=[magic]"], "unknown eval.beside 'magic'"),
+    ],
+)
+def test_bad_values_are_refused(overrides, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        run([*SMALL, *overrides])
+
+
+# -- Ray --------------------------------------------------------------------------------------------------------------
+
+RAY = """
+import os, tempfile
+import ray
+import torch
+from persafl_lit import run
+from tests.test_executors import METHODS, SMALL, Deadly, bits
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+for method in METHODS:
+    overrides = [*SMALL, f"method={method}", *METHODS[method]]
+    assert bits(run([*overrides, "executor=ray", "workers=2"])) == bits(run([*overrides, "executor=serial"])), method
+with tempfile.TemporaryDirectory() as folder:
+    model = Deadly(folder, 2)
+    overrides = [*SMALL, "method=fedasync"]
+    assert bits(run([*overrides, "executor=ray", "workers=2"], model)) == bits(run([*overrides, "executor=serial"], model))
+    assert len(os.listdir(folder)) >= 2
+print("equal", len(METHODS))
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_gives_the_same_bits():
+    """Every method, and with workers killed. In a network with only loopback: Ray's services would listen on all interfaces."""
+    pytest.importorskip("ray")
+    inside = ["unshare", "-n", "sh", "-c", 'ip link set lo up 2>/dev/null; exec "$@"', "sh"] if os.geteuid() == 0 else []
+    command = [*inside, sys.executable, "-c", RAY]
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    environment = os.environ | {"PYTHONPATH": root, "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, cwd=os.getcwd())
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"equal {len(METHODS)}\n" in done.stdout
