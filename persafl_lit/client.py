@@ -129,19 +129,18 @@ class ClientModule(L.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Called once the backbone is where it will be trained: its parameters become one vector."""
-        self.f = FlatLoss(self.backbone, self.manual_backward, self.smoothness)
+        self.f = FlatLoss(self.backbone, self.smoothness)
         self.w = self.f.point.clone() if self.objective.moves else self.f.point
         self.read = self.w.clone()
         self.correction: Tensor | None = None
         return torch.optim.SGD([self.w], lr=self.eta)
 
     def training_step(self, batch: Sequence[Batch], batch_idx: int) -> Tensor:
-        """One local step. Returns the loss where the step began, or near it."""
-        seen = len(self.f.losses)
+        """One local step under `Trainer.fit`. Returns the loss where the step began, or near it."""
+        self.f.losses.clear()
         self.w.grad = self.objective.gradient(self.f, Step(self.w, self.read, batch, self.correction))
         self.optimizers().step()  # type: ignore[union-attr]
-        del self.f.losses[seen + 1 :]
-        return self.f.losses[-1]
+        return self.f.losses[0]
 
     def on_train_end(self) -> None:
         self.f.at(self.w)
@@ -151,15 +150,15 @@ class ClientModule(L.LightningModule):
         self.read, self.correction = read, correction
         self.w.copy_(read)
         self.backbone.train()
-        self.f.losses.clear()
-        before = self.f.evaluations
-        for q, batches in enumerate(steps):
-            stood = self.w.clone() if q == len(steps) - 1 else self.w
-            self.training_step(batches, q)
-        loss = self.f.mean_loss()
-        assert self.w.grad is not None
-        residual = self.objective.residual(self.f, Step(stood, read, batches, correction), self.w.grad)
-        return Report(loss, self.f.evaluations - before, residual)
+        before, firsts = self.f.evaluations, []
+        for batches in steps:
+            self.f.losses.clear()
+            stood = self.w.clone() if batches is steps[-1] else self.w
+            gradient = self.objective.gradient(self.f, Step(self.w, read, batches, correction))
+            self.w.add_(gradient, alpha=-self.eta)  # what the optimizer does, without its bookkeeping
+            firsts.append(self.f.losses[0])
+        residual = self.objective.residual(self.f, Step(stood, read, batches, correction), gradient)
+        return Report(float(torch.stack(firsts).double().mean()), self.f.evaluations - before, residual)
 
     def whole_gradient(self, w: Tensor, chunks: Sequence[tuple[Batch, int]]) -> Tensor:
         """grad f_i(w) over all of a client's data."""

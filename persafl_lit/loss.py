@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,15 +15,14 @@ from persafl_lit.errors import ConfigError
 class FlatLoss:
     """f(w; D) of `backbone`, whose trainable parameters become views of one vector, `point`.
 
-    Their gradients are views of a second vector, so that a gradient is one buffer and a step one vector operation. Weights of
+    Their gradients are gathered in a second vector, so that a step is one vector operation. Weights of
     2-d convolutions lie in channels_last order, which is faster on CPUs and changes no bit. The order of `point` is that of
     `backbone.parameters()`; it is part of the checkpoint format.
     """
 
-    def __init__(self, backbone: nn.Module, backward: Callable[[Tensor], None] = Tensor.backward, smoothness: float | None = None) -> None:
+    def __init__(self, backbone: nn.Module, smoothness: float | None = None) -> None:
         refuse_float_buffers(backbone)
         self.backbone = backbone
-        self.backward = backward
         self.smoothness = smoothness
         self.evaluations = 0
         self.losses: list[Tensor] = []
@@ -60,10 +59,8 @@ class FlatLoss:
         """grad f(w; D), in a buffer that the next evaluation overwrites."""
         self.at(w)
         loss = self._loss(batch)
-        self._gradient.zero_()
-        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
-            parameter.grad = gradient  # someone (Trainer, a user's module) may have called zero_grad
-        self.backward(loss)
+        slopes = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+        torch._foreach_copy_(self._gradients, slopes)
         self.losses.append(loss.detach())
         self.evaluations += 1
         return self._gradient
@@ -90,12 +87,6 @@ class FlatLoss:
         torch.default_generator.manual_seed(mask)
         if self.point.device.type != "cpu":
             torch.get_device_module(self.point.device).manual_seed(mask)
-
-    def mean_loss(self) -> float:
-        """The mean of the losses seen since the last call."""
-        seen = float(torch.stack(self.losses).double().mean()) if self.losses else float("nan")
-        self.losses.clear()
-        return seen
 
 
 def step_loss(backbone: nn.Module, data: Any) -> Tensor:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection, get_context
 from multiprocessing.process import BaseProcess
@@ -48,13 +48,17 @@ class Processes(Executor):
         vectors, size = (2 if worker.work.objective.control else 1), len(worker.start)
         _check_shared_memory(lanes * DEPTH * vectors * size * worker.start.element_size())
         places = [torch.empty((DEPTH, vectors, size), dtype=worker.start.dtype).share_memory_() for _ in range(lanes)]
-        self._lanes = [self._start(place) for place in places]
+        self._lanes: list[Lane] = []
+        for place in places:
+            self._lanes.append(self._start(place))
 
     def _start(self, places: Tensor) -> Lane:
         ours, theirs = self._context.Pipe()
         forked = self._context.get_start_method() == "fork"
         source = self.worker if forked else self.worker.work
-        process = self._context.Process(target=_serve, args=(source, theirs, places), daemon=True)  # type: ignore[attr-defined]
+        # A forked process has our ends of all pipes, too: it must close them, or nobody would see the end of this process.
+        inherited = [ours, *(lane.pipe for lane in self._lanes)] if forked else []
+        process = self._context.Process(target=_serve, args=(source, theirs, places, inherited), daemon=True)  # type: ignore[attr-defined]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads: a worker touches none of them
             process.start()
@@ -116,8 +120,10 @@ class Processes(Executor):
             lane.pipe.close()
 
 
-def _serve(source: Worker | Work, pipe: connection.Connection, places: Tensor) -> None:
-    """The life of a worker process: until the pipe closes."""
+def _serve(source: Worker | Work, pipe: connection.Connection, places: Tensor, inherited: Sequence[connection.Connection]) -> None:
+    """The life of a worker process: until the pipe closes, because the run is over or its process is gone."""
+    for end in inherited:
+        end.close()
     for number in (signal.SIGINT, signal.SIGTERM):  # the server decides when to stop
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
