@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from persafl_lit.checkpoint import Checkpoint
 from persafl_lit.client import build_backbone, check_backbone
 from persafl_lit.config import Config, choice_of, compose
-from persafl_lit.data import DATASETS
+from persafl_lit.data import DATASETS, Samples
 from persafl_lit.errors import ConfigError
 from persafl_lit.evaluate import FINETUNES, Finetune, Point, accuracy_of, evaluation_cost, loss_of, own_rule
 from persafl_lit.executors import Executor, Processes, Serial, Work, Worker
-from persafl_lit.experiment import Experiment, Observer, evaluated_clients, evaluation_moments
+from persafl_lit.experiment import Experiment, Interrupted, Observer, evaluated_clients, evaluation_moments
 from persafl_lit.models import MODELS
 from persafl_lit.timeline import Timeline
 
@@ -46,6 +46,7 @@ class Result:
     notes: tuple[str, ...] = ()
     evaluation_share: float = 0.0
     """Of the workers' time."""
+    bytes_per_transfer: int = 0
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -82,6 +83,7 @@ class Result:
             "dropped": self.timeline.dropped,
             "staleness": {"mean": float(staleness.mean()) if len(staleness) else 0.0, "max": int(staleness.max(initial=0))},
             "concurrency": self.timeline.mean_concurrency(),
+            "bytes_communicated": 2 * self.bytes_per_transfer * (last.updates + self.timeline.dropped),
             "accuracy": _null_for_nan(last.accuracy()),
             "loss": _null_for_nan(last.loss()),
             "holdout": held_out,
@@ -99,11 +101,13 @@ def run(
     resume: bool = False,
     observers: Sequence[Observer] | Callable[[Timeline], Sequence[Observer]] = (),
     should_stop: Callable[[], bool] = lambda: False,
+    tags: dict[str, str] | None = None,
 ) -> Result:
     """Run one experiment. `config` is a Config, a list of overrides or a dict of them; `model` a backbone of yours.
 
     `observers` watch the run (or a function that makes them once the timeline is known); when `should_stop()` turns true,
-    the run writes a checkpoint and raises `Interrupted`. With `resume`, an interrupted run of the same config goes on.
+    the run writes a checkpoint and raises `Interrupted`. With `resume`, an interrupted run of the same config goes on. `tags`
+    go to the MLflow run.
     """
     wall_start = time.monotonic()
     config = config if isinstance(config, Config) else compose(config)
@@ -137,9 +141,9 @@ def run(
             if saved is not None:
                 experiment.restore(saved)
             experiment.begin()  # the workers train while MLflow is imported
-            with _tracked(config, timeline, saved) as tracker:
+            with _tracked(config, timeline, saved, tags) as tracker:
                 experiment.observers = [*([tracker] if tracker else []), *(observers(timeline) if callable(observers) else observers)]
-                experiment.extra = {"run_id": tracker.run_id} if tracker else {}
+                experiment.extra = lambda: {"run_id": tracker.run_id} if tracker else {}
                 experiment.run(identity)
                 trained = copy.deepcopy(backbone)
                 trained.load_state_dict(worker.state_dict(experiment.state.w))
@@ -153,9 +157,10 @@ def run(
                     rule.arrivals_per_version,
                     federation.notes,
                     executor.evaluation_share(),
+                    worker.start.nbytes * (2 if worker.work.objective.control else 1),
                 )
                 if tracker:
-                    tracker.summarise(result.summary())
+                    _record(result, federation, tracker)
         checkpoint.delete()
         return result
 
@@ -210,22 +215,41 @@ def checkpoint_path(config: Config) -> Path:
 
 
 @contextlib.contextmanager
-def _tracked(config: Config, timeline: Timeline, saved: dict[str, Any] | None) -> Iterator[Tracker | None]:
+def _tracked(config: Config, timeline: Timeline, saved: dict[str, Any] | None, tags: dict[str, str] | None) -> Iterator[Tracker | None]:
     """A tracker, or None if tracking is off; however the run ends, the tracker is told."""
     if not config.tracking.enabled:
         yield None
         return
     from persafl_lit.tracking import Tracker
 
-    tracker = Tracker(config, run_id=(saved or {}).get("extra", {}).get("run_id"))
-    if saved is None:
-        tracker.log_timeline(timeline)
+    tracker = Tracker(config, (saved or {}).get("extra", {}).get("run_id"), tags)
+    tracker.begins(timeline)
     try:
         yield tracker
-    except BaseException as failure:
-        tracker.finish(failure)
+    except (Interrupted, KeyboardInterrupt) as stopped:
+        tracker.finish("KILLED", str(stopped) or "interrupted", wall_patience=3.0)
         raise
-    tracker.finish()
+    except BaseException as failure:
+        tracker.finish("FAILED", f"{type(failure).__name__}: {failure}")
+        raise
+    tracker.finish("FINISHED")
+
+
+def _record(result: Result, federation: Federation, tracker: Tracker) -> None:
+    """A finished run's results, picture and model, into tracking."""
+    tracker.results(result.summary(), result.curves(), result.clients())
+    staging = tracker.staging
+    if result.config.tracking.figures:
+        from persafl_lit.report.overview import draw_run
+
+        draw_run(result.curves(), result.timeline, result.buffer, result.clients(), staging / "run.png")
+        tracker.file(staging / "run.png", "figures")
+    if result.config.tracking.model and isinstance(federation, Samples):
+        from persafl_lit.tracking.store import save_model
+
+        example, _ = next(federation.whole(0, "test", 2))[0]
+        if save_model(copy.deepcopy(result.model).float(), example.float().contiguous(), staging / "model"):
+            tracker.file(staging / "model", "model")
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persafl_lit import __version__
-from persafl_lit.errors import ConfigError, PersaflError, closest
+from persafl_lit.errors import ConfigError, PersaflError, closest, first_line
 
 if TYPE_CHECKING:
     from persafl_lit.api import Result
@@ -67,6 +68,21 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("overrides", nargs="*", help=OVERRIDES)
     data.add_argument("--png", metavar="FILE", help="where to draw samples per client and class (default: NAME.png)")
     data.set_defaults(command=_data)
+
+    report = commands.add_parser("report", help="figures, tables and one HTML page from a sweep, an experiment or a run")
+    report.add_argument("target", help="a sweep's name, an experiment's name or a run id")
+    report.add_argument("--out", metavar="DIR", help="where to write (default: reports/TARGET)")
+    report.add_argument("--uri", metavar="URI", help="the tracking store (default: MLFLOW_TRACKING_URI, else mlruns/mlflow.db)")
+    report.set_defaults(command=_report)
+
+    ui = commands.add_parser("ui", help="open the MLflow UI on our store, on this machine only")
+    ui.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    ui.add_argument("--port", type=int, default=5000)
+    ui.add_argument("--uri", metavar="URI", help="the tracking store (default: MLFLOW_TRACKING_URI, else mlruns/mlflow.db)")
+    ui.set_defaults(command=_ui)
+
+    sync = commands.add_parser("sync", help="send what a lost tracking server did not take")
+    sync.set_defaults(command=_sync)
 
     listing = commands.add_parser("list", help="list methods, data sets, models, schedules, delays, ...")
     listing.set_defaults(command=_list)
@@ -302,6 +318,44 @@ def _list(options: argparse.Namespace) -> int:
         for name, line in choices(group).items():
             print(f"  {name:<16} {line}")
         print()
+    return 0
+
+
+# -- tracking ---------------------------------------------------------------------------------------------------------
+
+
+def _report(options: argparse.Namespace) -> int:
+    from persafl_lit.report import write_report
+    from persafl_lit.tracking import store_uri
+    from persafl_lit.tracking.store import Store, open_store
+
+    store: Store = open_store(store_uri(options.uri))
+    records = store.records(options.target)
+    folder = Path(options.out or Path("reports") / re.sub(r"[^\w.-]+", "_", options.target))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = write_report(records, options.target, folder)
+    except OSError as error:
+        raise ConfigError(f"cannot write the report to {folder}: {error.strerror}; choose another --out") from None
+    store.keep_report(options.target, folder)
+    print(f"{len(records)} runs of {options.target}: {folder / 'report.html'} and {len(files) - 1} more files")
+    return 0
+
+
+def _ui(options: argparse.Namespace) -> int:
+    from persafl_lit.tracking.ui import serve
+
+    return serve(options.uri, options.host, options.port)
+
+
+def _sync(options: argparse.Namespace) -> int:
+    from persafl_lit.tracking import sync
+
+    try:
+        count = sync()
+    except Exception as error:  # MLflow, its drivers and its servers raise their own types
+        raise ConfigError(f"cannot send yet: {first_line(error)}; nothing is lost") from None
+    print(f"{count} runs are complete now" if count else "nothing is waiting to be sent")
     return 0
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from persafl_lit.data import Federation, Quadratics, Samples
 from persafl_lit.data.federation import Batch
-from persafl_lit.errors import ConfigError
+from persafl_lit.errors import ConfigError, ModelError, located
 from persafl_lit.loss import FlatLoss, refuse_float_buffers
 from persafl_lit.models import Custom, Point
 from persafl_lit.objectives import Objective, Step
@@ -84,8 +84,8 @@ def _import_backbone(model: Custom, allow_code: bool) -> L.LightningModule:
     module_name, _, class_name = model.path.rpartition(".")
     try:
         made = getattr(importlib.import_module(module_name), class_name)(**model.args)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"cannot build model.path={model.path!r} with model.args={dict(model.args)}: {error}") from error
+    except Exception as error:  # the user's code may raise anything
+        raise ModelError(f"cannot build model.path={model.path!r} with model.args={dict(model.args)}: {located(error)}") from error
     return check_backbone(made)
 
 

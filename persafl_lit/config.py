@@ -74,6 +74,12 @@ class Tracking:
     uri: str | None
     """An MLflow tracking URI; null is MLFLOW_TRACKING_URI, else the sqlite store mlruns/mlflow.db."""
     experiment: str
+    model: bool
+    """Keep the final model, in MLflow's format."""
+    figures: bool
+    """Keep a picture of the run."""
+    patience: float
+    """Seconds of wall time that the end of a run waits for a store that is away."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,19 @@ class Config:
         """A name for the run's result: equal configs, up to keys that change no bit of it, have equal hashes."""
         telling = {key: value for key, value in self.values.items() if key not in NEUTRAL}
         return hashlib.sha256(json.dumps(telling, sort_keys=True).encode()).hexdigest()[:16]
+
+    def label(self) -> str:
+        """A short name that tells this run from others: the method, what was set otherwise than by default, the seed."""
+        choices = {key: _get(self.values, key)["name"] for key in GROUPS}
+        usual = compose({key: choice for key, choice in choices.items() if key in ("method", "data")}).flat()
+        skipped = (*NEUTRAL, "seed", "eval", "allow_code")
+        changed = {
+            key: value
+            for key, value in self.flat().items()
+            if key.split(".")[0] not in skipped and value is not None and usual.get(key, value) != value
+        }
+        settings = [f"{key.removesuffix('.name').removeprefix('method.').removeprefix('schedule.')}={value}" for key, value in changed.items()]
+        return " ".join([self.name, *([] if choices["data"] == "digits" else [choices["data"]]), *settings, f"seed={self.seed}"])[:250]
 
     def flat(self) -> dict[str, Any]:
         """Dotted keys and values, as on the command line."""

@@ -24,7 +24,7 @@ def demo(overrides: Sequence[str]) -> int:
     """Run the comparison and print it."""
     if any(text.startswith("method=") for text in overrides):
         raise ConfigError("the demo chooses its methods itself; for one method write `persafl run method=...`")
-    configs = {method: compose(["experiment=demo", *overrides, f"method={method}"]) for method in METHODS}
+    configs = {method: compose(["experiment=demo", "executor=serial", *overrides, f"method={method}"]) for method in METHODS}
     if any(config.horizon is None or config.updates is not None for config in configs.values()):
         raise ConfigError("the demo compares at equal simulated time: set horizon, not updates")
     console, wall_start = Console(highlight=False), time.monotonic()
@@ -41,10 +41,12 @@ def demo(overrides: Sequence[str]) -> int:
 
 def _run_all(configs: dict[str, Config], console: Console) -> dict[str, dict[str, Any]]:
     """Every method in a process of its own, as many at a time as there are cores."""
-    if any(config.tracking.enabled for config in configs.values()):
-        from persafl_lit.tracking import prepare
+    tracking = next(iter(configs.values())).tracking
+    if tracking.enabled:
+        from persafl_lit.tracking import store_uri
+        from persafl_lit.tracking.store import prepare
 
-        prepare(next(iter(configs.values())).tracking)
+        prepare(store_uri(tracking.uri), tracking.experiment)
     done: dict[str, dict[str, Any]] = {}
     spinner = Progress(SpinnerColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True)
     with ProcessPoolExecutor(min(len(configs), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool, spinner:
@@ -89,6 +91,7 @@ def _explain(console: Console, summaries: dict[str, dict[str, Any]], wall_second
         ("persafl run method=persafl_maml schedule.tau=10", "bound the staleness"),
         ("persafl timeline --png schedule.png", "see who waits for whom"),
         ("persafl list", "methods, data sets, models, schedules, delays"),
-        ("mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db", "compare the runs"),
+        ("persafl report demo", "the comparison as figures, tables and one HTML page"),
+        ("persafl ui", "compare the runs in MLflow"),
     ):
         console.print(f"  {command:<58} # {what}", soft_wrap=True)

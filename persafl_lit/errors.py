@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class PersaflError(Exception):
@@ -34,6 +36,10 @@ class DivergenceError(PersaflError):
     exit_code = 3
 
 
+class ModelError(PersaflError):
+    """A model of the user's that fails while it is built, trained or evaluated."""
+
+
 class WorkerError(PersaflError):
     """Worker processes that die again and again."""
 
@@ -49,3 +55,11 @@ def closest(name: str, known: Iterable[str]) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of what an exception says."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def located(error: BaseException) -> str:
+    """What an exception says and where it comes from: the last line outside the libraries, which is most likely the user's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {first_line(error)}{where}; set PERSAFL_TRACEBACK=1 to see the traceback"

@@ -100,7 +100,7 @@ class Experiment:
     observers: Sequence[Observer] = ()
     checkpoint: Checkpoint | None = None
     checkpoint_every: int = 0
-    extra: dict[str, Any] | None = None
+    extra: Callable[[], dict[str, Any]] = dict
     """Plain values to keep in the checkpoint, such as the tracking run's id."""
     should_stop: Callable[[], bool] = lambda: False
 
@@ -166,7 +166,7 @@ class Experiment:
         assert self.checkpoint is not None
         captured = [(point.sim_time, point.updates, point.training, list(point.evaluation.models)) for point in self.open]
         content = pack(self.state, self.executor.pending, self.points, captured)
-        self.checkpoint.save(identity, {**content, "tally": asdict(self.tally), "extra": self.extra or {}})
+        self.checkpoint.save(identity, {**content, "tally": asdict(self.tally), "extra": self.extra()})
 
     def _submit_readable(self) -> None:
         """Hand out every job whose model exists by now."""

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from importlib import metadata
 from pathlib import Path
 
 import mlflow
 import pytest
+import torch
 
 from persafl_lit import compose, run
 from persafl_lit.errors import ConfigError, DivergenceError
 from persafl_lit.timeline import from_csv
-from persafl_lit.tracking import store_uri
+from persafl_lit.tracking import store_uri, sync
+from persafl_lit.tracking.store import Store
 
 FAST = ["model=logistic", "clients=5", "updates=15", "local_steps=2", "eval.every=1.5"]
 
@@ -23,7 +35,7 @@ def store():
 
 
 def artifact(store, run_id, name):
-    return Path(mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=name, tracking_uri=store_uri(None))).read_text()
+    return Path(store.download_artifacts(run_id, name)).read_text()
 
 
 def test_a_run_leaves_config_metrics_timeline_and_summary(store, tmp_path):
@@ -82,18 +94,177 @@ def test_a_store_that_cannot_be_is_refused():
         run([*FAST, "tracking.uri=nonsense://x"])
 
 
-def test_a_store_that_goes_away_does_not_stop_the_run(monkeypatch, capsys):
-    """Every call fails after the third; the run ends all the same and says what could not be sent."""
-    calls = iter(range(3))
-    real = mlflow.MlflowClient.log_batch
+@contextlib.contextmanager
+def chosen_store():
+    """MLflow's own functions use a global store."""
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(store_uri(None))
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(before)
 
-    def failing(self, *arguments, **keywords):
-        if next(calls, None) is None:
-            raise mlflow.exceptions.MlflowException("the store is gone")
-        return real(self, *arguments, **keywords)
 
-    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", failing)
-    assert run(FAST).points[-1].updates == 15
-    said = capsys.readouterr().err
-    assert said.count("the run goes on: the store is gone") == 1
-    assert "could not be sent" in said
+def test_the_final_model_loads_from_mlflow_with_its_signature():
+    result = run([*FAST, "model=cnn2"])
+    with chosen_store():
+        loaded = mlflow.pytorch.load_model(f"runs:/{result.run_id}/model")
+    inputs = torch.randn(5, 1, 8, 8)
+    with torch.no_grad():
+        assert torch.allclose(loaded(inputs), result.model.eval()(inputs), atol=1e-6)
+    with chosen_store():
+        described = artifact(mlflow.MlflowClient(), result.run_id, "model/MLmodel")
+    assert "signature" in described
+    assert "pickle" not in described
+
+
+def test_per_client_results_are_an_mlflow_table(store):
+    result = run(FAST)
+    with chosen_store():
+        table = store.load_table(store.get_experiment_by_name("persafl").experiment_id, "clients.json", [result.run_id])
+    assert table["client"].tolist() == [0, 1, 2, 3, 4]
+    assert table["test_accuracy"].tolist() == pytest.approx([row["test_accuracy"] for row in result.clients()])
+
+
+def test_a_run_says_what_it_ran_on_and_has_a_telling_name(store):
+    kept = store.get_run(run([*FAST, "method.lam=20", "seed=3"]).run_id)
+    assert kept.info.run_name == "persafl_me lam=20.0 model=logistic clients=5 local_steps=2 updates=15 seed=3"
+    assert kept.data.tags["persafl.version"]
+    described = json.loads(artifact(store, kept.info.run_id, "environment.json"))
+    assert described["packages"]["torch"] == metadata.version("torch")
+
+
+def test_records_read_back_are_what_the_run_was():
+    first, second = run([*FAST, "tracking.experiment=a"]), run([*FAST, "tracking.experiment=a", "seed=1", "method.lam=20"])
+    records = Store(store_uri(None)).records("a")
+    assert [record.run_id for record in records] == [first.run_id, second.run_id]
+    for record, result in zip(records, (first, second), strict=True):
+        assert record.config == result.config.flat()
+        assert record.summary == json.loads(json.dumps(result.summary()))
+        assert json.dumps(record.curves) == json.dumps(result.curves())
+        assert record.clients == result.clients()
+        assert record.timeline.digest() == result.timeline.digest()
+    assert [record.run_id for record in Store(store_uri(None)).records(first.run_id)] == [first.run_id]
+    with pytest.raises(ConfigError, match="'b' is no run, sweep or experiment in .*; its experiments are Default, a"):
+        Store(store_uri(None)).records("b")
+
+
+@pytest.mark.slow
+def test_eight_processes_log_to_one_new_store_and_lose_nothing(store):
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    started = [context.Process(target=run_one, args=(seed, results)) for seed in range(8)]
+    for process in started:
+        process.start()
+    found = [results.get(timeout=200) for _ in started]
+    for process in started:
+        process.join()
+    assert len({run_id for run_id, _ in found}) == 8
+    for run_id, curve in found:
+        assert store.get_run(run_id).info.status == "FINISHED"
+        assert [metric.value for metric in store.get_metric_history(run_id, "accuracy.test")] == curve
+        assert len(curve) > 3
+
+
+def run_one(seed, results):
+    result = run([*FAST, "executor=serial", "tracking.model=false", f"seed={seed}"])
+    results.put((result.run_id, result.curves()["accuracy.test"]))
+
+
+# -- a real server ----------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """`mlflow server` on loopback, which can be killed and started again."""
+
+    def __init__(self, folder):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.folder = folder
+        self.start()
+
+    def start(self):
+        options = ["--backend-store-uri", f"sqlite:///{self.folder}/server.db", "--artifacts-destination", f"{self.folder}/artifacts"]
+        command = [sys.executable, "-m", "mlflow", "server", *options, "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
+        environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        give_up_at = time.monotonic() + 60
+        while time.monotonic() < give_up_at:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=2):
+                return
+            time.sleep(0.2)
+        raise AssertionError("no server within a minute")
+
+    def kill(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class At:
+    """Does something when an update has been applied."""
+
+    def __init__(self, **actions):
+        self.actions = {int(name.removeprefix("u")): action for name, action in actions.items()}
+
+    def on_update(self, index, job, staleness, loss):
+        self.actions.get(index, lambda: None)()
+
+    def on_point(self, point):
+        pass
+
+
+@pytest.mark.slow
+def test_a_server_killed_in_mid_run_loses_no_metric(tmp_path, capfd):
+    """Killed and restarted during the run; then killed during a second run and restarted only after its end."""
+    server = Server(tmp_path)
+    try:
+        here = [*FAST, f"tracking.uri={server.uri}", "updates=60", "eval.every=0.5", "tracking.model=false"]
+
+        def opened_then_kill():
+            wait_for_run(server.uri)
+            server.kill()
+
+        first = run(here, observers=[At(u2=opened_then_kill, u40=server.start)])
+        check_whole(server.uri, first)
+        assert "the run goes on and tries again" in capfd.readouterr().err
+
+        second = run([*here, "seed=1", "tracking.patience=1"], observers=[At(u20=lambda: (wait_for_run(server.uri, 2), server.kill()))])
+        assert "`persafl sync` sends them" in capfd.readouterr().err
+        server.start()
+        assert sync() == 1
+        check_whole(server.uri, second)
+        assert sync() == 0
+    finally:
+        server.kill()
+
+
+def wait_for_run(uri, count=1):
+    client = mlflow.MlflowClient(uri)
+    while True:
+        found = client.get_experiment_by_name("persafl")
+        if found and len(client.search_runs([found.experiment_id])) >= count:
+            return
+        time.sleep(0.1)
+
+
+def check_whole(uri, result):
+    client = mlflow.MlflowClient(uri)
+    assert client.get_run(result.run_id).info.status == "FINISHED"
+    history = client.get_metric_history(result.run_id, "accuracy.test")
+    assert [metric.value for metric in history] == result.curves()["accuracy.test"]
+    assert len(history) > 10
+    names = {file.path for file in client.list_artifacts(result.run_id)}
+    assert names >= {"config.yaml", "timeline.csv", "results.json", "clients.json", "figures"}
+
+
+def test_a_server_that_is_not_there_is_said_within_seconds():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match=f"cannot track to tracking.uri=http://127.0.0.1:{port}"):
+        run([*FAST, f"tracking.uri=http://127.0.0.1:{port}"])
+    assert time.monotonic() - start < 30

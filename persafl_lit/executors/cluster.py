@@ -85,7 +85,7 @@ _workers: dict[str, Worker] = {}
 """In a Ray process: the worker of the run that it serves."""
 
 
-@ray.remote(num_cpus=1, max_retries=RETRIES)
+@ray.remote(num_cpus=1, max_retries=RETRIES)  # type: ignore[untyped-decorator]
 def _perform(name: str, work: list[Any], client: int, visit: int, read: Any, correction: Any, rules: int) -> tuple[Any, ...]:
     if name not in _workers:
         torch.set_num_threads(1)

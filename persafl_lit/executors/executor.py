@@ -8,7 +8,9 @@ most urgent first.
 from __future__ import annotations
 
 import heapq
+import os
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from persafl_lit.errors import PersaflError
+from persafl_lit.errors import ModelError, PersaflError, located
 from persafl_lit.evaluate import Scores
 from persafl_lit.executors.worker import Task, Update, Worker
 
@@ -193,10 +195,14 @@ class Serial(Executor):
 
 
 def perform(worker: Worker, task: Task) -> Outcome:
-    """Do one unit, here and now."""
+    """Do one unit, here and now. What goes wrong is part of the outcome: it is raised when its turn has come."""
     start = time.perf_counter()
     try:
         value: Update | Scores | Exception = worker.evaluate(task) if task.rules else worker.train(task)
     except PersaflError as error:
         value = error
+    except Exception as error:
+        if os.environ.get("PERSAFL_TRACEBACK"):
+            traceback.print_exc()
+        value = ModelError(f"client {task.client} cannot be {'evaluated' if task.rules else 'trained'}: {located(error)}")
     return Outcome(value, time.perf_counter() - start)

@@ -1,0 +1,36 @@
+"""A run as a report sees it: read back from tracking, whatever of it is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from persafl_lit.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run. Everything but its identity may be missing: it may still be going on, or have failed."""
+
+    run_id: str
+    status: str
+    """RUNNING, FINISHED, FAILED (by itself, e.g. diverged) or KILLED (interrupted, can be resumed)."""
+    config: dict[str, Any]
+    """The resolved config with dotted keys: method.name, method.lam, schedule.tau, data.name, seed, ..."""
+    error: str | None = None
+    summary: dict[str, Any] | None = None
+    """What `persafl run --json` printed."""
+    curves: dict[str, list[float]] = field(default_factory=dict)
+    """Columns over the evaluation points: sim_time, updates, accuracy.val, accuracy.test, accuracy.worst_decile, grad_evals, ..."""
+    clients: list[dict[str, float]] = field(default_factory=list)
+    """The last evaluation, one row per client: client, samples, test_accuracy, global_accuracy, arrivals, ..."""
+    timeline: Timeline | None = None
+    bytes_communicated: float | None = None
+
+    @property
+    def method(self) -> str:
+        return str(self.config["method.name"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])

@@ -1,0 +1,245 @@
+"""MLflow itself: the only file that imports it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import sqlite3
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from persafl_lit.errors import ConfigError, first_line
+from persafl_lit.report.record import Record
+from persafl_lit.timeline import from_csv
+from persafl_lit.tracking.unsent import SQLITE, Message
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# We try again ourselves and go on with the run meanwhile; MLflow's own patience would be minutes.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+
+import mlflow
+import yaml
+from mlflow.entities import Metric, Param, Run, RunStatus, RunTag, ViewType
+from mlflow.exceptions import MlflowException
+
+BATCH = 1000  # metrics MLflow takes in one call
+DESCRIPTION = """Runs of `persafl`. A metric's step is the number of server updates; its time is *simulated* time (relative time in the UI,
+in seconds, is simulated time). `accuracy.test` is the mean over clients after fine-tuning, `accuracy.global` without."""
+
+
+class Store:
+    """An MLflow tracking store: our sqlite file or any server."""
+
+    def __init__(self, uri: str) -> None:
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        logging.getLogger("mlflow").setLevel(logging.ERROR)
+        self.uri = uri
+        with _one_at_a_time(uri):
+            self.client = mlflow.MlflowClient(tracking_uri=uri)
+            self.client.search_experiments(max_results=1)  # creates the tables
+
+    def experiment(self, name: str) -> str:
+        """The id of an experiment, which is made if it does not exist yet."""
+        with _one_at_a_time(self.uri):
+            found = self.client.get_experiment_by_name(name)
+            if found is None:
+                artifacts = _beside(self.uri).as_uri() if self.uri.startswith(SQLITE) else None
+                return str(self.client.create_experiment(name, artifact_location=artifacts, tags={"mlflow.note.content": DESCRIPTION}))
+            if found.lifecycle_stage == "deleted":
+                raise ConfigError(f"the experiment {name!r} is deleted in this store; restore it or set another tracking.experiment")
+            return str(found.experiment_id)
+
+    def create(self, experiment: str, name: str, params: dict[str, Any], tags: dict[str, str]) -> str:
+        """A new run."""
+        run_id = str(self.client.create_run(self.experiment(experiment), run_name=name, tags=tags).info.run_id)
+        self.client.log_batch(run_id, params=[Param(key, str(value)[:6000]) for key, value in params.items()])
+        return run_id
+
+    def reopen(self, run_id: str) -> bool:
+        """Go on with an interrupted run, if the store has it."""
+        try:
+            self.client.update_run(run_id, status=RunStatus.to_string(RunStatus.RUNNING))
+        except MlflowException as error:
+            if self.refuses(error):
+                return False
+            raise
+        return True
+
+    def send(self, run_id: str, message: Message) -> None:
+        """Tell MLflow one thing; telling it twice changes nothing."""
+        match message:
+            case {"metrics": rows}:
+                metrics = [Metric(*row) for row in rows]
+                for start in range(0, len(metrics), BATCH):
+                    self.client.log_batch(run_id, metrics=metrics[start : start + BATCH])
+            case {"tags": tags}:
+                self.client.log_batch(run_id, tags=[RunTag(key, value[:5000]) for key, value in tags.items()])
+            case {"text": text, "name": name}:
+                self.client.log_text(run_id, text, name)
+            case {"table": columns, "name": name}:
+                self.client.log_text(run_id, json.dumps({"columns": list(columns), "data": list(zip(*columns.values(), strict=True))}), name)
+                tables = json.dumps([{"path": name, "type": "table"}])
+                self.client.set_tag(run_id, "mlflow.loggedArtifacts", tables)
+            case {"path": path, "folder": folder}:
+                if Path(path).is_dir():
+                    self.client.log_artifacts(run_id, path, folder)
+                else:
+                    self.client.log_artifact(run_id, path, folder)
+            case {"status": status, "end_time": end_time}:
+                self.client.set_terminated(run_id, status=status, end_time=end_time)
+
+    @staticmethod
+    def refuses(error: Exception) -> bool:
+        """Whether sending again is hopeless: the store is there and says no."""
+        return isinstance(error, MlflowException) and 400 <= error.get_http_status_code() < 500 and error.get_http_status_code() not in (408, 429)
+
+    # -- reading back -------------------------------------------------------------------------------------------------
+
+    def records(self, target: str) -> list[Record]:
+        """The runs that `target` names: a run, a sweep, or an experiment; oldest first."""
+        return [self._record(run) for run in reversed(self._find(target))]
+
+    def keep_report(self, target: str, folder: Path) -> None:
+        """A report, with the run it is about, or as a run of its own beside those it compares."""
+        runs = self._find(target)
+        if not runs:
+            return
+        alone = len(runs) == 1 and runs[0].info.run_id == target
+        experiment, tags = runs[0].info.experiment_id, {"persafl.report": target}
+        run_id = target if alone else self.client.create_run(experiment, run_name=f"report {target}", tags=tags).info.run_id
+        self.client.log_artifacts(run_id, str(folder), "report")
+        if not alone:
+            self.client.set_terminated(run_id)
+
+    def _find(self, target: str) -> list[Run]:
+        everywhere = [experiment.experiment_id for experiment in self.client.search_experiments()]
+        with contextlib.suppress(MlflowException):
+            run = self.client.get_run(target)
+            return self._search(everywhere, f"tags.`mlflow.parentRunId` = '{run.info.run_id}'") or [run]
+        quoted = target.replace("'", "")
+        if quoted == target and (runs := self._search(everywhere, f"tags.`persafl.sweep` = '{target}' and tags.`persafl.trial` != ''")):
+            return runs
+        named = self.client.get_experiment_by_name(target)
+        if named is None:
+            names = sorted(experiment.name for experiment in self.client.search_experiments())
+            raise ConfigError(f"{target!r} is no run, sweep or experiment in {self.uri}; its experiments are {', '.join(names) or 'none'}")
+        return self._search([named.experiment_id], "tags.`persafl.trial` != ''")
+
+    def _search(self, experiments: list[str], which: str) -> list[Run]:
+        found: list[Run] = []
+        token = None
+        while True:
+            page = self.client.search_runs(experiments, which, ViewType.ACTIVE_ONLY, max_results=1000, page_token=token)
+            found += page
+            token = page.token
+            if not token:
+                return found
+
+    def _record(self, run: Run) -> Record:
+        run_id, config = run.info.run_id, {key: _value(text) for key, text in run.data.params.items()}
+        results = json.loads(self._text(run_id, "results.json") or "{}")
+        timeline = None
+        with contextlib.suppress(Exception):  # whatever is wrong with it, a report does without
+            path = self.client.download_artifacts(run_id, "timeline.csv")
+            timeline = from_csv(path, int(config["clients"]) - int(config["data.holdout_clients"]))
+        summary = results.get("summary")
+        return Record(
+            run_id,
+            run.info.status,
+            config,
+            run.data.tags.get("persafl.error") or None,
+            summary,
+            results.get("curves") or self._curves(run),
+            results.get("clients") or [],
+            timeline,
+            (summary or {}).get("bytes_communicated"),
+        )
+
+    def _curves(self, run: Run) -> dict[str, list[float]]:
+        """From the metrics, for a run that has no results yet; only metrics that every point has."""
+        columns: dict[str, dict[int, float]] = {}
+        for name in run.data.metrics:
+            columns[name] = {metric.timestamp: metric.value for metric in self.client.get_metric_history(run.info.run_id, name)}
+            if name == "accuracy.test" or (name == "loss.test" and "updates" not in columns):
+                columns["updates"] = {metric.timestamp: metric.step for metric in self.client.get_metric_history(run.info.run_id, name)}
+        times = sorted(columns.get("updates", {}))
+        whole = {name: [found[time] for time in times] for name, found in columns.items() if set(times) <= set(found)}
+        return {"sim_time": [time / 1000 for time in times], **whole} if times else {}
+
+    def _text(self, run_id: str, name: str) -> str | None:
+        try:
+            return Path(self.client.download_artifacts(run_id, name)).read_text()
+        except (MlflowException, OSError):
+            return None
+
+
+def open_store(uri: str) -> Store:
+    """A store, or a sentence about why not."""
+    try:
+        return Store(uri)
+    except Exception as error:  # drivers and servers raise their own types
+        raise ConfigError(f"cannot reach the tracking store {uri}: {first_line(error)}") from error
+
+
+def prepare(uri: str, experiment: str) -> None:
+    """Make the store and the experiment before several processes use them."""
+    open_store(uri).experiment(experiment)
+
+
+def save_model(model: Any, example: Any, folder: Path) -> bool:
+    """The model in MLflow's own format, with a signature; loads with `mlflow.pytorch.load_model`.
+
+    As a traced graph: loading it runs no code but torch's. Whether that was possible; not every module can be traced.
+    """
+    import torch
+    from mlflow.models import infer_signature
+
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            inputs, output = example.numpy(), model.eval()(example).numpy()
+            signature = infer_signature(inputs, output)
+            needs = ["torch", "lightning", "persafl_lit"]
+            mlflow.pytorch.save_model(model, str(folder), signature=signature, input_example=inputs, pip_requirements=needs)
+        except Exception:  # torch.export raises whatever a user's module makes it raise
+            return False
+    return True
+
+
+def _value(text: str) -> Any:
+    """A parameter as it was before MLflow made it a string."""
+    if text in ("None", "True", "False"):
+        return {"None": None, "True": True, "False": False}[text]
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _beside(uri: str) -> Path:
+    """The folder for artifacts of a sqlite store: beside its file."""
+    return Path(uri.removeprefix(SQLITE)).parent.absolute() / "artifacts"
+
+
+@contextlib.contextmanager
+def _one_at_a_time(uri: str) -> Iterator[None]:
+    """A sqlite store is created by one process at a time, and then in WAL mode so that many may write."""
+    if not uri.startswith(SQLITE):
+        yield
+        return
+    path = Path(uri.removeprefix(SQLITE))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        new = not path.exists()
+        yield
+        if new:
+            with contextlib.closing(sqlite3.connect(path)) as connection:
+                connection.execute("PRAGMA journal_mode=WAL")

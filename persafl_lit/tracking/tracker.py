@@ -1,0 +1,185 @@
+"""One run in MLflow, told in the background: a run neither waits for its tracking server nor dies with it."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from persafl_lit import __version__
+from persafl_lit.errors import ConfigError, first_line
+from persafl_lit.tracking.environment import environment, git_commit
+from persafl_lit.tracking.unsent import Message, keep, store_uri, sync, waiting
+
+if TYPE_CHECKING:
+    from persafl_lit.config import Config
+    from persafl_lit.evaluate import Point
+    from persafl_lit.timeline import Job, Timeline
+    from persafl_lit.tracking.store import Store
+
+PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
+"""Seconds between attempts to send; the last one again and again."""
+
+
+class Tracker:
+    """Takes what a run says and sends it from a thread of its own, in order; what a lost server does not take waits.
+
+    Metrics carry step = updates and timestamp = simulated milliseconds, so that the MLflow UI can put either on the x axis.
+    """
+
+    def __init__(self, config: Config, run_id: str | None = None, tags: dict[str, str] | None = None) -> None:
+        """A new run, or the interrupted one called `run_id`."""
+        self.uri = store_uri(config.tracking.uri)
+        self._config = config
+        self._tags = tags or {}
+        self._messages: deque[Message] = deque()
+        self._changed = threading.Condition()
+        self._opened = threading.Event()
+        self._failure: ConfigError | None = None
+        self._give_up_at = math.inf
+        self._closing = False
+        self._warned = False
+        self._run_id = run_id
+        self._staging = tempfile.TemporaryDirectory(prefix="persafl-")
+        self.staging = Path(self._staging.name)
+        """A folder for files on their way into the store."""
+        self._thread = threading.Thread(target=self._deliver, daemon=True, name="tracking")
+        self._thread.start()
+
+    @property
+    def run_id(self) -> str:
+        """Known once the store is open."""
+        self._opened.wait()
+        if self._failure is not None:
+            raise self._failure
+        assert self._run_id is not None
+        return self._run_id
+
+    # -- what a run says ----------------------------------------------------------------------------------------------
+
+    def say(self, **message: Any) -> None:
+        with self._changed:
+            self._messages.append(message)
+            self._changed.notify()
+
+    def begins(self, timeline: Timeline) -> None:
+        """What is known before the first update."""
+        self.say(text=self._config.yaml(), name="config.yaml")
+        self.say(text=json.dumps(environment(), indent=2), name="environment.json")
+        self.say(text=timeline.to_csv(), name="timeline.csv")
+
+    def on_update(self, index: int, job: Job, staleness: int, loss: float) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def on_point(self, point: Point) -> None:
+        milliseconds = round(point.sim_time * 1000)
+        self.say(metrics=[[key, value, milliseconds, point.updates] for key, value in point.metrics().items() if math.isfinite(value)])
+
+    def results(self, summary: dict[str, Any], curves: dict[str, list[float]], clients: list[dict[str, float]]) -> None:
+        """What a finished run came to."""
+        self.say(text=json.dumps({"summary": summary, "curves": curves, "clients": clients}), name="results.json")
+        self.say(text=json.dumps(summary, indent=2), name="summary.json")
+        self.say(text=_csv([dict(zip(curves, row, strict=True)) for row in zip(*curves.values(), strict=True)]), name="curves.csv")
+        self.say(table={name: [row[name] for row in clients] for name in clients[0]}, name="clients.json")
+        self.say(metrics=[["wall_seconds", summary["wall_seconds"], round(summary["sim_time"] * 1000), summary["updates"]]])
+
+    def file(self, path: Path, folder: str) -> None:
+        """A picture or a folder, as an artifact."""
+        self.say(path=str(path), folder=folder)
+
+    def finish(self, status: str, error: str | None = None, wall_patience: float = math.inf) -> None:
+        """End the run, FINISHED, FAILED or KILLED, and wait until all is sent; what is not by then is kept in a file."""
+        self.say(tags={"persafl.error": error or ""})
+        self.say(status=status, end_time=int(time.time() * 1000))
+        with self._changed:
+            self._closing, self._give_up_at = True, time.monotonic() + min(wall_patience, self._config.tracking.patience)
+            self._changed.notify()
+        self._thread.join()
+        if self._failure is not None and status == "FINISHED":
+            raise self._failure
+        self._keep_unsent()
+        self._staging.cleanup()
+
+    def _keep_unsent(self) -> None:
+        if self._messages and self._failure is None:
+            file = keep(self.uri, self.run_id, list(self._messages))
+            print(
+                f"persafl: {self.uri} did not take {len(self._messages)} records of run {self.run_id}; they are kept in {file}, "
+                "and the next run or `persafl sync` sends them",
+                file=sys.stderr,
+            )
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _deliver(self) -> None:
+        try:
+            store = self._open()
+        except Exception as error:  # MLflow, its drivers and its servers raise their own types
+            self._failure = ConfigError(f"cannot track to tracking.uri={self.uri}: {first_line(error)}")
+            return
+        finally:
+            self._opened.set()
+        failures = 0
+        while (message := self._next()) is not None:
+            if time.monotonic() > self._give_up_at:
+                return
+            try:
+                store.send(self.run_id, message)
+            except Exception as error:  # as above; nothing here may end the run
+                if store.refuses(error):
+                    print(f"persafl: {self.uri} refuses a record of run {self.run_id}: {first_line(error)}", file=sys.stderr)
+                else:
+                    self._say_once(error)
+                    self._pause(PAUSES[min(failures, len(PAUSES) - 1)])
+                    failures += 1
+                    continue
+            failures = 0
+            self._messages.popleft()
+
+    def _open(self) -> Store:
+        from persafl_lit.tracking.store import Store
+
+        store = Store(self.uri)
+        config = self._config
+        if self._run_id is not None and not store.reopen(self._run_id):
+            print(f"persafl: the interrupted run {self._run_id} is not in {self.uri}; its metrics go to a new one", file=sys.stderr)
+            self._run_id = None
+        if self._run_id is None:
+            tags = {"persafl.version": __version__, "persafl.method": config.name, "persafl.trial": config.hash(), **git_commit(), **self._tags}
+            self._run_id = store.create(config.tracking.experiment, config.label(), config.flat(), tags)
+        if waiting(self.uri):
+            sync(self.uri)
+        return store
+
+    def _next(self) -> Message | None:
+        """The oldest message; None when the run is over and all is sent."""
+        with self._changed:
+            while not self._messages:
+                if self._closing:
+                    return None
+                self._changed.wait()
+            return self._messages[0]
+
+    def _pause(self, wall_seconds: float) -> None:
+        """Wait before the next attempt; the end of the run cuts it short."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing, min(wall_seconds, max(0.0, self._give_up_at - time.monotonic())))
+        if self._closing:
+            time.sleep(min(wall_seconds, 0.2))
+
+    def _say_once(self, error: Exception) -> None:
+        if not self._warned:
+            print(f"persafl: tracking to {self.uri} fails, the run goes on and tries again: {first_line(error)}", file=sys.stderr)
+        self._warned = True
+
+
+def _csv(rows: list[dict[str, float]]) -> str:
+    lines = [",".join(rows[0]), *(",".join(repr(value) for value in row.values()) for row in rows)]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,70 @@
+"""The MLflow UI for our store: on loopback, small, and gone when it is stopped."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+from persafl_lit.errors import ConfigError
+from persafl_lit.tracking.unsent import SQLITE, store_uri
+
+STARTS_WITHIN = 90.0
+"""Seconds of wall time."""
+
+
+def serve(uri: str | None, host: str, port: int) -> int:
+    """Start the UI, print its address when it answers, and stay until it is stopped."""
+    store = store_uri(uri)
+    if store.startswith(("http://", "https://")):
+        print(f"the store is a server already: open {store}")
+        return 0
+    if not os.path.exists(store.removeprefix(SQLITE)):
+        raise ConfigError(f"there is no store at {store.removeprefix(SQLITE)} yet; `persafl run` or `persafl demo` makes one here")
+    _check_free(host, port)
+    address = f"http://{host}:{port}"
+    # One worker and no job runner: a fifth of the memory, and no process stays behind.
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--host", host, "--port", str(port), "--workers", "1"]
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        _wait_until_up(server, address)
+        print(f"MLflow UI: {address}  (Ctrl-C stops it)")
+        print(
+            "Choose an experiment, select runs, then Compare or the chart view. Step is server updates; relative time is simulated time.", flush=True
+        )
+        return server.wait()
+    finally:
+        server.terminate()
+        try:
+            server.wait(10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+def _check_free(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
+
+
+def _wait_until_up(server: subprocess.Popen[str], address: str) -> None:
+    give_up_at = time.monotonic() + STARTS_WITHIN
+    while time.monotonic() < give_up_at:
+        if server.poll() is not None:
+            assert server.stderr is not None
+            last = server.stderr.read().strip().splitlines()[-1:]
+            raise ConfigError(f"the MLflow server ended at once: {''.join(last)}")
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise ConfigError(f"the MLflow server did not answer at {address} within {STARTS_WITHIN:.0f} s")

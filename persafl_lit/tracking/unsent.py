@@ -1,0 +1,64 @@
+"""Where runs are tracked, and what a lost tracking server did not take: kept in files and sent later."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+STORE = Path("mlruns")
+SQLITE = "sqlite:///"
+
+Message = dict[str, Any]
+"""One thing to tell MLflow, as plain values: metrics, tags, a text, a table, a file or the status (see `Store.send`)."""
+
+
+def store_uri(uri: str | None) -> str:
+    """The tracking URI: as configured, else the environment's, else our sqlite store. Files are named in full, because
+    MLflow keeps connections by URI and would take another folder's store for the same."""
+    chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{STORE}/mlflow.db"
+    return SQLITE + str(Path(chosen.removeprefix(SQLITE)).absolute()) if chosen.startswith(SQLITE) else chosen
+
+
+def _folder() -> Path:
+    return STORE / "unsent"
+
+
+def keep(uri: str, run_id: str, messages: Sequence[Message]) -> Path:
+    """Write down what could not be sent, and the files that it names."""
+    folder = _folder() / run_id
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = []
+    for number, message in enumerate(messages):
+        if "path" in message:
+            copy = folder / f"{number}-{Path(message['path']).name}"
+            (shutil.copytree if Path(message["path"]).is_dir() else shutil.copy2)(message["path"], copy)
+            message = {**message, "path": str(copy.absolute())}
+        kept.append(message)
+    file = folder / "messages.json"
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"uri": uri, "run_id": run_id, "messages": kept}))
+    os.replace(temporary, file)
+    return file
+
+
+def waiting(uri: str | None = None) -> list[Path]:
+    """Files of unsent messages, of one store or of all."""
+    files = sorted(_folder().glob("*/messages.json"))
+    return [file for file in files if uri is None or json.loads(file.read_text())["uri"] == uri]
+
+
+def sync(uri: str | None = None) -> int:
+    """Send what was kept, in the order in which it was said; returns the number of runs that are complete now."""
+    from persafl_lit.tracking.store import Store
+
+    for file in (files := waiting(uri)):
+        content = json.loads(file.read_text())
+        store = Store(content["uri"])
+        for message in content["messages"]:
+            store.send(content["run_id"], message)  # sending twice is harmless
+        shutil.rmtree(file.parent)
+    return len(files)
