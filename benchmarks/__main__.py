@@ -1,87 +1,213 @@
-"""`make bench`: ratios against a tight loop, medians of repeats in both orders, into benchmarks/results.json."""
+"""`make bench`: ratios against tight loops and peers, in one run, into benchmarks/results.json.
+
+`python -m benchmarks [SECTION ...]` measures some sections only and keeps the others' last results. MNIST is looked for in
+BENCH_DATA (default: data), peers in PEERS_PYTHON (default: .venv-peers/bin/python, which `make bench` makes).
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mlflow  # noqa: F401  (imported before anything is timed)
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.tight import evaluations_per_second
 from persafl_lit import run
-from persafl_lit.client import build_backbone
-from persafl_lit.data import Digits
-from persafl_lit.models import MODELS
 from persafl_lit.timeline import Asynchronous, Setting
 from persafl_lit.timeline.delays import Exponential
 
-REPEATS, BATCH, EVALUATIONS = 5, 20, 1000
-UPDATES = 60
+REPEATS = int(os.environ.get("BENCH_REPEATS", "3"))
+CORES = os.cpu_count() or 1
 HERE = Path(__file__).parent
+MNIST = ["experiment=paper_mnist", f"data.root={os.environ.get('BENCH_DATA', 'data')}", "batch_size=32"]
+UNEVALUATED = ["eval.every=1e9", "eval.finetune=none", "eval.beside=[]", "eval.clients=1"]
+UPDATES = {"fedasync": 250, "persafl_maml": 70, "persafl_me": 25}
+Measure = Callable[[], float]
 
 
-def tight_loop(model: str, evaluations: int, batch_size: int) -> float:
-    """Gradient evaluations per second of plain PyTorch, one thread: forward, backward, SGD step, nothing else."""
-    federation = Digits().federation(30, 0)
-    network = build_backbone(MODELS[model](), federation, 0)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
-    batches = [batch.data for batch in federation.batches(0, "D", 0, 10, batch_size, 0)]
-    torch.set_num_threads(1)
-    start = time.perf_counter()
-    for step in range(evaluations):
-        optimizer.zero_grad()
-        network.training_step(batches[step % 10], step).backward()
-        optimizer.step()
-    return evaluations / (time.perf_counter() - start)
-
-
-def whole_run(model: str, method: str, batch_size: int) -> float:
-    """Gradient evaluations per second of a run, everything but imports and the last evaluation included."""
-    overrides = [f"model={model}", f"method={method}", f"updates={UPDATES}", f"batch_size={batch_size}", "eval.every=1e9", "eval.finetune=none"]
-    result = run([*overrides, "tracking.enabled=false", "checkpoint.every=0"])
-    return float(result.summary()["grad_evals"] / result.wall_seconds)
-
-
-def ratio(ours: Callable[[], float], theirs: Callable[[], float]) -> dict[str, float]:
-    """Medians and their ratio; who goes first alternates."""
-    seen: dict[str, list[float]] = {"ours": [], "theirs": []}
+def medians(**measures: Measure) -> dict[str, float]:
+    """The median of each measure; they take turns, and the order alternates."""
+    seen: dict[str, list[float]] = {name: [] for name in measures}
     for repeat in range(REPEATS):
-        for name, measure in (("ours", ours), ("theirs", theirs))[:: 1 if repeat % 2 == 0 else -1]:
-            seen[name].append(measure())
-    medians = {name: statistics.median(values) for name, values in seen.items()}
-    return medians | {"ratio": medians["ours"] / medians["theirs"]}
+        for name in list(measures)[:: 1 if repeat % 2 == 0 else -1]:
+            seen[name].append(measures[name]())
+    return {name: statistics.median(values) for name, values in seen.items()}
 
 
-def timeline_speed() -> float:
-    """Arrivals per second of a timeline of a million arrivals of 10,000 clients."""
-    start = time.perf_counter()
-    Asynchronous().timeline(Setting(10_000, 10, Exponential(), 0, None, 1_000_000))
-    return 1_000_000 / (time.perf_counter() - start)
+def rate(*overrides: str) -> float:
+    """Gradient evaluations per second of a whole run, tracking and the start of its workers included."""
+    summary = run([*overrides, "tracking.experiment=bench"]).summary()
+    return float(summary["grad_evals"] / summary["wall_seconds"])
 
 
-def main() -> None:
-    results: dict[str, Any] = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__, "repeats": REPEATS}
-    console = Console(highlight=False)
-    table = Table("what", "ours / s", "tight loop / s", "ratio", title="Gradient evaluations on digits, one thread")
-    whole_run("logistic", "fedasync", BATCH)  # imports and first use
-    for model in ("cnn2", "logistic"):
-        for method in ("fedasync", "persafl_maml", "persafl_me"):
-            name = f"{model} {method}"
-            measured = ratio(partial(whole_run, model, method, BATCH), partial(tight_loop, model, EVALUATIONS, BATCH))
-            results[name] = measured
-            table.add_row(name, f"{measured['ours']:.0f}", f"{measured['theirs']:.0f}", f"{measured['ratio']:.2f}")
-    results["timeline arrivals per second"] = statistics.median(timeline_speed() for _ in range(3))
-    console.print(table)
-    console.print(f"timeline: {results['timeline arrivals per second']:.0f} arrivals a second")
-    (HERE / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+def gradients() -> dict[str, Any]:
+    """(1) Whole runs against tight loops: cnn2 on MNIST, each of the three options."""
+    found = {}
+    for method, updates in UPDATES.items():
+        ours = partial(rate, *MNIST, f"method={method}", "tracking.model=false", "tracking.figures=false")
+        figures = medians(
+            run=partial(ours, f"updates={updates}", *UNEVALUATED),
+            evaluated=partial(ours, f"updates={4 * updates}", "eval.every=null"),
+            plain=partial(evaluations_per_second, "cnn2", method, "plain", CORES),
+            own=partial(evaluations_per_second, "cnn2", method, "ours", CORES),
+        )
+        figures |= {"run / plain": figures["run"] / figures["plain"], "run / own": figures["run"] / figures["own"]}
+        found[method] = figures | {"evaluated / plain": figures["evaluated"] / figures["plain"]}
+    return found
+
+
+def peers() -> dict[str, Any]:
+    """(2) FedAvg, 30 clients, 10 in a round, ten steps each: against Flower and pfl-research."""
+    python = os.environ.get("PEERS_PYTHON", ".venv-peers/bin/python")
+    if not Path(python).exists():
+        return {"skipped": f"no {python}; `make bench` makes it"}
+
+    def peer(name: str) -> float:
+        command = [python, "-m", "benchmarks.peers", name, "--processes", str(CORES)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return float(json.loads(done.stdout.strip().splitlines()[-1])["evaluations_per_second"])
+
+    ours = partial(rate, *MNIST, "method=fedavg", "schedule.cohort=10", "updates=200", *UNEVALUATED, "tracking.model=false", "tracking.figures=false")
+    figures = medians(ours=ours, flower=partial(peer, "flower"), pfl=partial(peer, "pfl"))
+    return figures | {"ours / faster peer": figures["ours"] / max(figures["flower"], figures["pfl"])}
+
+
+def workers() -> dict[str, Any]:
+    """(3) From one worker to two."""
+    ours = partial(rate, *MNIST, "method=fedasync", "updates=150", *UNEVALUATED, "tracking.enabled=false")
+    figures = medians(one=partial(ours, "workers=1"), two=partial(ours, "workers=2"))
+    return figures | {"speed-up": figures["two"] / figures["one"]}
+
+
+def overhead() -> dict[str, Any]:
+    """(4) What a job of a tiny model costs beyond its ten gradients, in milliseconds: the slope over updates, one worker."""
+
+    def job() -> float:
+        walls = []
+        for updates in (200, 1200):
+            overrides = ["model=logistic", "method=fedasync", "batch_size=32", f"updates={updates}", "executor=serial", *UNEVALUATED]
+            walls.append(run([*overrides, "tracking.enabled=false", "checkpoint.every=0"]).wall_seconds)
+        return (walls[1] - walls[0]) / 1000 * 1e3
+
+    figures = medians(job=job, gradients=lambda: 10 / evaluations_per_second("logistic", "fedasync", "plain", 1, 3.0) * 1e3)
+    return figures | {"milliseconds beyond gradients": figures["job"] - figures["gradients"]}
+
+
+def scaling() -> dict[str, Any]:
+    """(5) More clients, the same number of updates: wall time and peak memory of a process that does only this."""
+    overrides = ["data=quadratic", "method=fedasync", "updates=4000", "eval.every=1e9", "eval.clients=10", "eval.beside=[]"]
+
+    def alone(clients: int, what: str) -> float:
+        code = (
+            "import json, resource, sys, persafl_lit.api as api; "
+            "r = api.run(sys.argv[1:]); "
+            "print(json.dumps({'seconds': r.wall_seconds, 'MB': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))"
+        )
+        arguments = [*overrides, f"clients={clients}", "tracking.enabled=false", "checkpoint.every=0"]
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+        return float(json.loads(done.stdout.strip().splitlines()[-1])[what])
+
+    counts = (30, 300, 3000, 30000)
+    seconds = medians(**{str(count): partial(alone, count, "seconds") for count in counts})
+    memory = {str(count): alone(count, "MB") for count in counts}
+    return {"seconds": seconds, "peak MB": memory, "30000 / 30": seconds["30000"] / seconds["30"]}
+
+
+def timeline() -> dict[str, Any]:
+    """(6) A timeline of a million arrivals of 10,000 clients."""
+
+    def million() -> float:
+        start = time.perf_counter()
+        Asynchronous().timeline(Setting(10_000, 10, Exponential(), 0, None, 1_000_000))
+        return 1_000_000 / (time.perf_counter() - start)
+
+    return medians(**{"arrivals per second": million})
+
+
+def tracking() -> dict[str, Any]:
+    """(7) A paper-sized run, whole, with tracking and without: the model, the picture and the tables included."""
+
+    def seconds(*more: str) -> float:
+        start = time.perf_counter()
+        run([*MNIST, "method=persafl_maml", *more])
+        return time.perf_counter() - start
+
+    figures = medians(tracked=partial(seconds, "tracking.experiment=bench"), untracked=partial(seconds, "tracking.enabled=false"))
+    return figures | {"cost": figures["tracked"] / figures["untracked"] - 1}
+
+
+def startup() -> dict[str, Any]:
+    """(8) From the command to its answer, in seconds, and what imports take of it."""
+    python = sys.executable
+    first = (
+        "import sys, time; begin = time.perf_counter(); "
+        "from persafl_lit.api import run; imported = time.perf_counter() - begin\n"
+        "class First:\n"
+        "    def on_update(self, index, *rest):\n"
+        "        print(imported, time.perf_counter() - begin, flush=True); import os; os._exit(0)\n"
+        "    def on_point(self, point): pass\n"
+        "run(sys.argv[1:], observers=[First()])"
+    )
+
+    def command(*arguments: str) -> float:
+        start = time.perf_counter()
+        subprocess.run([python, *arguments], capture_output=True, check=True)
+        return time.perf_counter() - start
+
+    def to_first_update(which: int, *overrides: str) -> float:
+        done = subprocess.run([python, "-c", first, *overrides], capture_output=True, text=True, check=True)
+        return float(done.stdout.split()[which])
+
+    return medians(
+        **{
+            "persafl --help": partial(command, "-m", "persafl_lit", "--help"),
+            "import lightning": partial(command, "-c", "import lightning"),
+            "imports of a run": partial(to_first_update, 0, "data=digits"),
+            "digits: run to first update": partial(to_first_update, 1, "data=digits"),
+            "mnist: imports": partial(to_first_update, 0, *MNIST),
+            "mnist: run to first update": partial(to_first_update, 1, *MNIST),
+        }
+    )
+
+
+SECTIONS = {section.__name__: section for section in (gradients, peers, workers, overhead, scaling, timeline, tracking, startup)}
+
+
+def main(chosen: list[str]) -> int:
+    console, file = Console(highlight=False), HERE / "results.json"
+    if unknown := [name for name in chosen if name not in SECTIONS]:
+        console.print(f"unknown section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
+        return 2
+    torch.set_num_threads(1)
+    results = json.loads(file.read_text()) if file.exists() else {}
+    results["machine"] = {"processor": platform.processor() or platform.machine(), "cores": CORES, "torch": torch.__version__, "repeats": REPEATS}
+    for name in chosen or SECTIONS:
+        results[name] = SECTIONS[name]()
+        file.write_text(json.dumps(results, indent=2) + "\n")
+        console.print(_table(name, results[name]))
+    return 0
+
+
+def _table(name: str, figures: dict[str, Any]) -> Table:
+    table = Table("what", "figure", title=(SECTIONS[name].__doc__ or name).strip(), title_justify="left")
+    for key, value in figures.items():
+        inner = value if isinstance(value, dict) else {"": value}
+        for what, figure in inner.items():
+            table.add_row(f"{key} {what}".strip(), f"{figure:.3f}" if isinstance(figure, float) else str(figure))
+    return table
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

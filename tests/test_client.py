@@ -13,7 +13,7 @@ from torch import nn
 from persafl_lit import compose, run
 from persafl_lit.client import ClientDataModule, ClientModule, build_backbone
 from persafl_lit.data import Digits
-from persafl_lit.errors import ConfigError
+from persafl_lit.errors import ConfigError, ModelError
 from persafl_lit.evaluate import Finetune
 from persafl_lit.executors import Task, Work, Worker
 from persafl_lit.models import Cnn2, Mlp
@@ -185,7 +185,7 @@ def test_a_class_path_needs_the_users_word(own):
     ("path", "why"), [("nowhere.Net", "No module"), ("my_nets.Nett", "no attribute"), ("my_nets.nn", "cannot build"), ("Net", "cannot build")]
 )
 def test_a_class_path_that_leads_nowhere_is_refused(own, path, why):
-    with pytest.raises(ConfigError, match=why):
+    with pytest.raises(ModelError, match=why):
         run([*SMALL, "model=custom", f"model.path={path}", "allow_code=true"])
 
 

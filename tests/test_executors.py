@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from persafl_lit import run
-from persafl_lit.errors import ConfigError, DivergenceError, WorkerError
+from persafl_lit.errors import ConfigError, DivergenceError, ModelError, WorkerError
 from persafl_lit.executors import Processes, Serial, Task, Worker
 from persafl_lit.executors.executor import WINDOW
 from persafl_lit.objectives import Plain, Scaffold
@@ -108,6 +108,21 @@ def test_a_divergence_is_reported_at_its_update_whoever_finds_it_first():
             run([*overrides, f"executor={executor}", "workers=2"])
         messages.append(str(error.value))
     assert messages[0] == messages[1]
+
+
+class Broken(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(7, 10)
+
+    def training_step(self, batch, batch_idx):
+        return self.linear(batch[0].flatten(1)).sum()
+
+
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+def test_a_model_that_fails_is_said_in_one_sentence_with_the_place(executor):
+    with pytest.raises(ModelError, match=r"client \d+ cannot be \w+: RuntimeError: .* \(test_executors.py, line \d+\); set PERSAFL_TRACEBACK=1"):
+        run([*SMALL, "method=fedasync", f"executor={executor}"], Broken())
 
 
 def test_no_worker_outlives_its_run():

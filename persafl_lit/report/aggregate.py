@@ -1,0 +1,200 @@
+"""Numbers from records: tasks, the settings tried on each, means over seeds, and the setting chosen per method.
+
+A setting is chosen by its mean VALIDATION score at the end of its runs; test scores are only ever reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from persafl_lit.report.keys import Setting, setting_of, task_of, varied_keys
+from persafl_lit.report.record import Record
+
+UNKNOWN = "(unknown)"
+
+
+class Spread(NamedTuple):
+    """Mean and sample standard deviation over seeds; the latter is nan for fewer than two."""
+
+    mean: float
+    std: float
+    seeds: int
+
+
+def spread(values: Iterable[float]) -> Spread:
+    known = np.array([value for value in values if math.isfinite(value)])
+    mean = float(known.mean()) if len(known) else math.nan
+    return Spread(mean, float(known.std(ddof=1)) if len(known) > 1 else math.nan, len(known))
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a task is judged by: accuracy, or loss where there is no (validation) accuracy."""
+
+    kind: str
+    sign: int
+    """+1 if higher is better, -1 if lower."""
+
+    @property
+    def val(self) -> str:
+        return f"{self.kind}.val"
+
+    @property
+    def test(self) -> str:
+        return f"{self.kind}.test"
+
+    @property
+    def client_column(self) -> str:
+        return f"test_{self.kind}"
+
+
+ACCURACY, LOSS = Measure("accuracy", 1), Measure("loss", -1)
+
+
+def as_float(value: Any) -> float:
+    """A number, nan for anything that is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def method_of(record: Record) -> str:
+    return str(record.config.get("method.name", UNKNOWN))
+
+
+def seed_of(record: Record) -> str:
+    return str(record.config.get("seed", "?"))
+
+
+def column(record: Record, name: str) -> np.ndarray:
+    """A column of the curves, empty if it is not there or does not fit the times."""
+    values = [as_float(value) for value in record.curves.get(name) or ()]
+    return np.array(values if len(values) == len(record.curves.get("sim_time") or ()) else [])
+
+
+def final(record: Record, name: str) -> float:
+    """A metric at the end of a run: the last point of its curve, or what its summary says, or nan."""
+    values = column(record, name)
+    if len(values) and math.isfinite(values[-1]):
+        return float(values[-1])
+    return in_summary(record, *name.split("."))
+
+
+def in_summary(record: Record, *path: str) -> float:
+    found: Any = record.summary
+    for key in path:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return as_float(found)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting of one method: its finished runs, one per seed."""
+
+    method: str
+    setting: Setting
+    runs: tuple[Record, ...]
+    begun: int
+    """Seeds that were started, finished or not."""
+    measure: Measure
+
+    def over_seeds(self, name: str) -> Spread:
+        return spread(final(record, name) for record in self.runs)
+
+    @property
+    def val(self) -> Spread:
+        return self.over_seeds(self.measure.val)
+
+    @property
+    def test(self) -> Spread:
+        return self.over_seeds(self.measure.test)
+
+    def rank(self) -> tuple[bool, float]:
+        """Sorts the best validation score first and those without one last, in the order they came."""
+        mean = self.val.mean
+        return (not math.isfinite(mean), -self.measure.sign * mean if math.isfinite(mean) else 0.0)
+
+
+@dataclass(frozen=True)
+class Task:
+    """The runs that answer one question: the same data, model, delays, length and evaluation."""
+
+    values: Setting
+    measure: Measure
+    records: tuple[Record, ...]
+    keys: dict[str, list[str]]
+    """The keys that each method's runs vary."""
+    trials: dict[str, list[Trial]]
+    """Per method, settings with at least one finished run."""
+
+    @property
+    def chosen(self) -> list[Trial]:
+        """Each method's best setting on validation data, the best method first."""
+        return sorted((best(trials) for trials in self.trials.values()), key=Trial.rank)
+
+    @property
+    def unselected(self) -> list[str]:
+        """Methods with several settings and no validation score to choose by: their first is shown."""
+        return [method for method, trials in self.trials.items() if len(trials) > 1 and best(trials).rank()[0]]
+
+    def setting(self, record: Record) -> Setting:
+        return setting_of(record, self.keys[method_of(record)])
+
+
+def best(trials: Sequence[Trial]) -> Trial:
+    return min(trials, key=Trial.rank)
+
+
+def tasks_of(records: Sequence[Record]) -> list[Task]:
+    """Records sorted by task, in the order in which tasks first appear. Records that do not know their method are left out."""
+    groups: dict[Setting, list[Record]] = {}
+    for record in records:
+        if method_of(record) != UNKNOWN:
+            groups.setdefault(task_of(record.config), []).append(record)
+    return [_task(values, group) for values, group in groups.items()]
+
+
+def _task(values: Setting, records: Sequence[Record]) -> Task:
+    measure = _measure(records)
+    by_method: dict[str, list[Record]] = {}
+    for record in records:
+        by_method.setdefault(method_of(record), []).append(record)
+    keys = {method: varied_keys(runs) for method, runs in by_method.items()}
+    trials = {method: _trials(method, runs, keys[method], measure) for method, runs in by_method.items()}
+    return Task(values, measure, tuple(records), keys, {method: tried for method, tried in trials.items() if tried})
+
+
+def _measure(records: Sequence[Record]) -> Measure:
+    """Accuracy if it can be both selected on and reported, or if loss could be neither."""
+
+    def known(name: str) -> bool:
+        return any(record.status == "FINISHED" and math.isfinite(final(record, name)) for record in records)
+
+    selectable = known(ACCURACY.val) or not known(LOSS.val)
+    return ACCURACY if (known(ACCURACY.test) and selectable) or not known(LOSS.test) else LOSS
+
+
+def usable(record: Record, measure: Measure) -> bool:
+    return record.status == "FINISHED" and math.isfinite(final(record, measure.test))
+
+
+def _trials(method: str, records: Sequence[Record], keys: Sequence[str], measure: Measure) -> list[Trial]:
+    groups: dict[Setting, list[Record]] = {}
+    for record in records:
+        groups.setdefault(setting_of(record, keys), []).append(record)
+    trials = []
+    for setting, runs in groups.items():
+        per_seed: dict[str, Record] = {}
+        for record in runs:  # a setting repeated with one seed is the same run again: the first counts
+            if usable(record, measure):
+                per_seed.setdefault(seed_of(record), record)
+        finished = tuple(per_seed[seed] for seed in sorted(per_seed, key=lambda seed: (as_float(seed), seed)))
+        if finished:
+            trials.append(Trial(method, setting, finished, len({seed_of(record) for record in runs}), measure))
+    return trials

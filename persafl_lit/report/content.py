@@ -1,0 +1,132 @@
+"""A report's content, before it becomes a page or markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from persafl_lit.report import rows
+from persafl_lit.report.aggregate import Task, Trial, tasks_of
+from persafl_lit.report.charts import charts_of, value_chart
+from persafl_lit.report.keys import NONE, differing
+from persafl_lit.report.record import Record
+from persafl_lit.report.series import Chart, Heat, file_stem
+from persafl_lit.report.tables import Table, to_csv
+from persafl_lit.report.words import method_words, missing, verdict
+
+MOST_NAMED_KEYS = 4
+
+
+@dataclass(frozen=True)
+class Part:
+    """One task, or a comparison across tasks."""
+
+    heading: str
+    """Empty if there is only one."""
+    verdict: str
+    task: Task | None
+    charts: list[tuple[str, Chart | Heat]]
+    """With the stem of their files."""
+    table: Table | None
+    words: list[str]
+    suffix: str = ""
+    """Of file names."""
+
+
+@dataclass(frozen=True)
+class Content:
+    title: str
+    lead: list[str]
+    parts: list[Part]
+    runs: Table
+    missing: Table
+    words: list[tuple[str, list[str]]]
+    """(heading, sentences): what holds for all parts comes first, under no heading."""
+    files: dict[str, str]
+    """CSV files by name."""
+
+
+def content_of(records: Sequence[Record], title: str) -> Content:
+    tasks = tasks_of(records)
+    names = _task_names(tasks)
+    parts = [_part(task, name, f"_{number}" if len(tasks) > 1 else "") for number, (task, name) in enumerate(zip(tasks, names, strict=True), 1)]
+    parts += _across(tasks)
+    known = {id(record) for task in tasks for record in task.records}
+    strangers = [record for record in records if id(record) not in known]
+    run_rows = [row for task, name in zip(tasks, names, strict=True) for row in rows.run_rows(task.records, task, name)]
+    run_rows += rows.run_rows(strangers, None, "")
+    files = _csv_files(tasks, names, run_rows)
+    return Content(title, _lead(records, tasks), parts, rows.run_table(run_rows), missing(records, tasks), _words(parts), files)
+
+
+def _words(parts: Sequence[Part]) -> list[tuple[str, list[str]]]:
+    """What every task's part says is said once."""
+    speaking = [part for part in parts if part.words]
+    common = [text for text in speaking[0].words if all(text in part.words for part in speaking)] if speaking else []
+    own = [(part.heading, [text for text in part.words if text not in common]) for part in speaking]
+    return [(heading, texts) for heading, texts in [("", common), *own] if texts]
+
+
+def _part(task: Task, name: str, suffix: str) -> Part:
+    charts = [(file_stem(chart.name) + suffix, chart) for chart in charts_of(task)]
+    table = rows.summary_table(task) if task.chosen else None
+    return Part(name, verdict(task), task, _unique(charts), table, method_words(task), suffix)
+
+
+def _unique(charts: list[tuple[str, Chart | Heat]]) -> list[tuple[str, Chart | Heat]]:
+    """Different names may give one file name: then they are numbered."""
+    seen: dict[str, int] = {}
+    named = []
+    for stem, chart in charts:
+        seen[stem.lower()] = seen.get(stem.lower(), 0) + 1
+        named.append((stem if seen[stem.lower()] == 1 else f"{stem}~{seen[stem.lower()]}", chart))
+    return named
+
+
+def _task_names(tasks: Sequence[Task]) -> list[str]:
+    """What tells each task from the others: data.name=mnist; nothing if there is only one."""
+    keys = differing([task.values for task in tasks])
+    named = [key for key in keys if key.endswith(".name")] or keys
+    names = [", ".join(f"{key}={dict(task.values).get(key, NONE)}" for key in named[:MOST_NAMED_KEYS]) for task in tasks]
+    return names if len(set(names)) == len(names) else [f"task {number}: {name}" for number, name in enumerate(names, 1)]
+
+
+def _across(tasks: Sequence[Task]) -> list[Part]:
+    """Where exactly one key makes the tasks (say, classes per client), the methods over its values."""
+    keys = differing([task.values for task in tasks])
+    if len(keys) != 1 or len({task.measure for task in tasks}) != 1:
+        return []
+    (key,) = keys
+    methods: dict[str, dict[str, Trial]] = {}
+    for task in tasks:
+        for trial in task.chosen:
+            methods.setdefault(trial.method, {})[dict(task.values).get(key, NONE)] = trial
+    if not any(len(values) > 1 for values in methods.values()):
+        return []
+    caption = "Each method with the setting chosen on validation data for each value; mean and standard deviation over seeds."
+    chart = value_chart(tasks[0], f"across_{key}", f"Methods over {key}", caption, key, methods)
+    return [Part(f"Across {key}", "", None, [(file_stem(chart.name), chart)], None, [])]
+
+
+def _lead(records: Sequence[Record], tasks: Sequence[Task]) -> list[str]:
+    if not records:
+        return ["There are no runs in this report."]
+    finished = sum(record.status == "FINISHED" for record in records)
+    lead = [f"{finished} of {len(records)} runs finished."]
+    if not tasks:
+        return [*lead, "None of them says which method it ran, so there is nothing to compare."]
+    if len(tasks) == 1:
+        return [verdict(tasks[0]), *lead]
+    keys = ", ".join(differing([task.values for task in tasks])[:12])
+    return [*lead, f"They answer {len(tasks)} different tasks, which are compared separately; the tasks differ in {keys}."]
+
+
+def _csv_files(tasks: Sequence[Task], names: Sequence[str], run_rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    named = list(zip(tasks, names, strict=True))
+    return {
+        "summary.csv": to_csv([row for task, name in named for row in rows.summary_rows(task, name)], rows.SUMMARY_COLUMNS),
+        "runs.csv": to_csv(run_rows, rows.RUN_COLUMNS),
+        "curves.csv": to_csv([row for task, name in named for row in rows.curve_rows(task, name)], rows.CURVE_COLUMNS),
+        "clients.csv": to_csv([row for task, name in named for row in rows.client_rows(task, name)], rows.CLIENT_COLUMNS),
+    }

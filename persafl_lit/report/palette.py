@@ -1,0 +1,55 @@
+"""One colour, marker and dash per method name, the same in every plot and file."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+# Okabe and Ito's colours: distinct for every kind of colour vision. Their yellow is left out (unreadable on white) for a grey.
+BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE, GREY = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#8C8C8C")
+COLOURS = (BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE, GREY)
+
+# The same shape in both libraries. Known methods never use the strangers' markers.
+PLOTLY_MARKERS = {"o": "circle", "s": "square", "D": "diamond", "^": "triangle-up", "v": "triangle-down", "X": "x", "P": "cross", "*": "star"}
+STRANGER_MARKERS = {"p": "pentagon", "h": "hexagon2", "<": "triangle-left", ">": "triangle-right", "8": "octagon"}
+PLOTLY_MARKERS |= STRANGER_MARKERS
+DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
+
+
+class Style(NamedTuple):
+    """As matplotlib names it; `PLOTLY_MARKERS` and `DASHES` translate."""
+
+    colour: str
+    marker: str = ""
+    dash: str = "-"
+
+
+# Solid: asynchronous; dashed: rounds.
+KNOWN = {
+    "persafl_me": Style(VERMILLION, "o"),
+    "persafl_maml": Style(BLUE, "s"),
+    "fedasync": Style(GREEN, "D"),
+    "fedavg": Style(BLACK, "^", "--"),
+    "per_fedavg": Style(SKY, "s", "--"),
+    "pfedme": Style(ORANGE, "o", "--"),
+    "scaffold": Style(PURPLE, "v", "--"),
+    "fedprox": Style(GREY, "X", "--"),
+    "fedasync_mix": Style(GREEN, "P", "-."),
+    "fedbuff": Style(PURPLE, "*", "-."),
+    "local": Style(GREY, "v", ":"),
+}
+
+
+def style_of(method: str) -> Style:
+    """A known method's style, or one that follows from the name alone."""
+    if method in KNOWN:
+        return KNOWN[method]
+    number = int(hashlib.sha256(method.encode(errors="replace")).hexdigest(), 16)
+    number, colour = divmod(number, len(COLOURS))
+    return Style(COLOURS[colour], list(STRANGER_MARKERS)[number % len(STRANGER_MARKERS)], "-.")
+
+
+def schedule_style(index: int) -> Style:
+    """Schedules are not methods: they are drawn in black and greys."""
+    colours, dashes = ("#222222", "#777777", "#AAAAAA"), list(DASHES)
+    return Style(colours[index % len(colours)], dash=dashes[index % len(dashes)])

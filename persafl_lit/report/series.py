@@ -1,0 +1,74 @@
+"""What a chart is, whichever library draws it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from persafl_lit.report.palette import Style
+
+LONGEST_LABEL = 60
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line, cloud or set of bars."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    style: Style
+    notes: Sequence[str]
+    """What each point says when pointed at."""
+    spread: Sequence[float] | None = None
+    hollow: bool = False
+    in_legend: bool = True
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Series over a common axis."""
+
+    name: str
+    title: str
+    caption: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    kind: Literal["lines", "points", "bars"] = "lines"
+    spread_as: Literal["band", "bars"] = "band"
+    y_range: tuple[float, float] | None = None
+    ticks: tuple[tuple[float, str], ...] = ()
+    log_x: bool = False
+    bar_width: int = 1
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Values by two keys: `values[row][column]`."""
+
+    name: str
+    title: str
+    caption: str
+    x_label: str
+    y_label: str
+    columns: tuple[str, ...]
+    rows: tuple[str, ...]
+    values: list[list[float]]
+    notes: list[list[str]]
+    marked: tuple[int, int]
+    """(row, column)."""
+    sign: int
+
+
+def short(text: str) -> str:
+    """A label that fits: no control characters, not endless."""
+    clean = re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+", " ", text)
+    return clean if len(clean) <= LONGEST_LABEL else clean[: LONGEST_LABEL - 3] + "..."
+
+
+def file_stem(name: str) -> str:
+    """A file name from a name that may hold anything."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip(".")[:80] or "figure"

@@ -1,0 +1,130 @@
+"""What a report says in words: who is best, what was chosen on what, and what is missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from persafl_lit.report.aggregate import LOSS, UNKNOWN, Task, Trial, final, method_of, seed_of, usable
+from persafl_lit.report.curves import mean_curve
+from persafl_lit.report.keys import NONE, finetune_text, setting_text, text_of
+from persafl_lit.report.record import Record
+from persafl_lit.report.rows import REFERENCE, levels
+from persafl_lit.report.tables import Table, with_spread
+
+
+def verdict(task: Task) -> str:
+    """The best method of a task in one or two sentences."""
+    if not task.chosen:
+        return "No run has finished with a score, so there is nothing to compare yet."
+    first, others, kind = task.chosen[0], task.chosen[1:], task.measure.kind
+    told = f"test {kind} after fine-tuning {with_spread(first.test)} over {_count(len(first.runs), 'seed')} ({setting_text(first.setting)})"
+    if not others:
+        return f"{first.method}: {told}."
+    if not first.val.seeds:
+        return f"{_count(len(task.chosen), 'method')}, none with a validation score, so none is called best. The first, {first.method}: {told}."
+    text = f"{first.method} is best of {len(task.chosen)} methods on validation data: {told}."
+    rival = max(others, key=lambda trial: task.measure.sign * trial.test.mean)
+    if task.measure.sign * rival.test.mean > task.measure.sign * first.test.mean:
+        text += f" On test data {rival.method} does better ({with_spread(rival.test)}); test data play no part in the choice."
+    return text
+
+
+def method_words(task: Task) -> list[str]:
+    """How the numbers of a task came about."""
+    if not task.chosen:
+        return ["None of these runs finished with a score. The table of runs says what became of them."]
+    measure = task.measure
+    words = [f"Seeds: {'; '.join(_seeds(trial) for trial in task.chosen)}."]
+    tried = ", ".join(f"{method} {len(trials)}" for method, trials in task.trials.items())
+    better = "highest" if measure.sign > 0 else "lowest"
+    words.append(
+        f"Choice: each method is shown with the setting whose mean {measure.val} at the end of its runs, over the seeds available, is {better}. "
+        f"Test data were used for no choice. Settings with a finished run, per method: {tried}; a method with more settings had more chances."
+    )
+    if task.unselected:
+        words.append(f"Not chosen: {', '.join(task.unselected)} tried several settings but have no validation score; the first setting is shown.")
+    if measure is LOSS:
+        words.append("There is no accuracy to select on here (no classes or no validation accuracy), so loss.test is shown and loss.val selected on.")
+    scores = [
+        (final(record, measure.val), final(record, measure.test)) for trials in task.trials.values() for trial in trials for record in trial.runs
+    ]
+    if all(val == test for val, test in scores):
+        words.append("Validation and test scores are equal in every run, so here the choice has in effect seen the test score.")
+    words += [*_rule_words(task), _column_words(task), _spread_words(task)]
+    if any(trial.begun > len(trial.runs) for trials in task.trials.values() for trial in trials):
+        words.append("Some settings have seeds that did not finish. Means are over the others, which flatters a setting that fails on hard seeds.")
+    counted = sum(len(trial.runs) for trials in task.trials.values() for trial in trials)
+    repeated = sum(usable(record, measure) for record in task.records) - counted
+    if repeated:
+        words.append(f"{_count(repeated, 'run')} repeated a setting and seed that were there already; the first of each counts.")
+    return words
+
+
+def _rule_words(task: Task) -> list[str]:
+    config = task.chosen[0].runs[0].config
+    words = [f"Curves: every point is test {task.measure.kind} after the same fine-tuning rule, {finetune_text(config)}, for every method."]
+    etas = {text_of(record.config.get("eta")) for trial in task.chosen for record in trial.runs}
+    if config.get("eval.finetune.name") == "sgd" and text_of(config.get("eval.finetune.lr")) == NONE and len(etas) > 1:
+        words.append(f"The rule's step size is the run's eta, and the chosen settings differ in it ({', '.join(sorted(etas))}).")
+    curves = [curve for trial in task.chosen if (curve := mean_curve(trial, task.measure.test)) is not None]
+    if any(curve.interpolated for curve in curves):
+        words.append(
+            "Some seeds were evaluated at different times. Their curves are interpolated linearly onto all times that occur, "
+            "as far as every seed goes; a curve can therefore end before the last evaluation, while tables use each run's own last one."
+        )
+    if len(curves) < len(task.chosen):
+        words.append("Methods without recorded curves are in the table only.")
+    return words
+
+
+def _column_words(task: Task) -> str:
+    text = "Columns: the global model is the shared one without fine-tuning; "
+    if task.measure is not LOSS:
+        text += (
+            "worst decile is the mean of the worst tenth of clients; after own rule means personalised by the method's own rule, not the common one; "
+        )
+    return text + "updates, gradients, communicated bytes and dropped updates are means over seeds, the largest staleness is over all of them."
+
+
+def _spread_words(task: Task) -> str:
+    text = "± is the sample standard deviation over seeds (divided by n - 1); with one seed there is none. "
+    text += "With two or three seeds, differences of about its size decide nothing."
+    if levels(task):
+        text += " Times to reach a level are read off the mean curve, linear between evaluations; - means never reached or not known."
+        if any(trial.method == REFERENCE for trial in task.chosen):
+            text += f" In brackets: how many times faster than {REFERENCE}."
+    return text
+
+
+def missing(records: Sequence[Record], tasks: Sequence[Task]) -> Table:
+    """Runs that are in no figure, and why."""
+    counted = {id(record): task for task in tasks for record in task.records}
+    rows = []
+    for record in records:
+        task = counted.get(id(record))
+        if task is not None and usable(record, task.measure):
+            continue
+        setting = setting_text(task.setting(record)) if task else ""
+        rows.append([method_of(record), setting, seed_of(record), record.status, _reason(record, task), str(record.run_id)])
+    return Table(("method", "setting", "seed", "status", "why", "run"), rows, long=frozenset({"setting", "why"}))
+
+
+def _reason(record: Record, task: Task | None) -> str:
+    if record.error:
+        return record.error
+    if task is None:
+        return f"its config does not name a method {UNKNOWN}"
+    reasons = {"RUNNING": "still running", "KILLED": "interrupted; can be resumed", "FAILED": "failed without a recorded error"}
+    return reasons.get(record.status, f"no finite test {task.measure.kind} recorded" if record.status == "FINISHED" else "not finished")
+
+
+def _seeds(trial: Trial) -> str:
+    names = ", ".join(seed_of(record) for record in trial.runs)
+    short = "" if trial.begun == len(trial.runs) else f" of {trial.begun} begun"
+    alone = "" if len(trial.runs) > 1 or math.isfinite(trial.test.std) else ", so no spread is known"
+    return f"{trial.method} {len(trial.runs)}{short} ({names}{alone})"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
