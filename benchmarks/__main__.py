@@ -33,7 +33,7 @@ CORES = os.cpu_count() or 1
 HERE = Path(__file__).parent
 MNIST = ["experiment=paper_mnist", f"data.root={os.environ.get('BENCH_DATA', 'data')}", "batch_size=32"]
 UNEVALUATED = ["eval.every=1e9", "eval.finetune=none", "eval.beside=[]", "eval.clients=1"]
-UPDATES = {"fedasync": 250, "persafl_maml": 70, "persafl_me": 25}
+UPDATES = {"fedasync": 200, "persafl_maml": 50, "persafl_me": 20}
 Measure = Callable[[], float]
 
 
@@ -59,7 +59,7 @@ def gradients() -> dict[str, Any]:
         ours = partial(rate, *MNIST, f"method={method}", "tracking.model=false", "tracking.figures=false")
         figures = medians(
             run=partial(ours, f"updates={updates}", *UNEVALUATED),
-            evaluated=partial(ours, f"updates={4 * updates}", "eval.every=null"),
+            evaluated=partial(ours, f"updates={3 * updates}", "eval.every=null"),
             plain=partial(evaluations_per_second, "cnn2", method, "plain", CORES),
             own=partial(evaluations_per_second, "cnn2", method, "ours", CORES),
         )
@@ -107,7 +107,7 @@ def overhead() -> dict[str, Any]:
 
 def scaling() -> dict[str, Any]:
     """(5) More clients, the same number of updates: wall time and peak memory of a process that does only this."""
-    overrides = ["data=quadratic", "method=fedasync", "updates=4000", "eval.every=1e9", "eval.clients=10", "eval.beside=[]"]
+    overrides = ["data=quadratic", "method=fedasync", "updates=20000", "eval.every=1e9", "eval.clients=10", "eval.beside=[]"]
 
     def alone(clients: int, what: str) -> float:
         code = (
@@ -137,11 +137,11 @@ def timeline() -> dict[str, Any]:
 
 
 def tracking() -> dict[str, Any]:
-    """(7) A paper-sized run, whole, with tracking and without: the model, the picture and the tables included."""
+    """(7) A paper-sized run, whole, with tracking and without: the model, the picture and the tables included; the shortest one."""
 
     def seconds(*more: str) -> float:
         start = time.perf_counter()
-        run([*MNIST, "method=persafl_maml", *more])
+        run([*MNIST, "method=fedasync", *more])
         return time.perf_counter() - start
 
     figures = medians(tracked=partial(seconds, "tracking.experiment=bench"), untracked=partial(seconds, "tracking.enabled=false"))

@@ -116,7 +116,8 @@ class Descent(Discounted, Rule):
         return self.buffer
 
     def apply(self, state: State, arrival: Arrival) -> None:
-        weighted = arrival.delta * self.weight(arrival.staleness)
+        weight = self.weight(arrival.staleness)
+        weighted = arrival.delta if weight == 1 else arrival.delta * weight
         state.waiting = weighted if state.waiting is None else state.waiting + weighted
         state.arrivals += 1
         if state.arrivals % self.buffer == 0:

@@ -71,7 +71,7 @@ class Cluster(Executor):
                 raise WorkerError(f"client {unit.task.client} could not be done by Ray in {RETRIES + 1} attempts: {first_line(error)}") from None
             if vectors:
                 delta, *control = (_from_bytes(vector, self.worker) for vector in vectors)
-                outcome = outcome._replace(value=Update(delta, control[0] if control else None, outcome.value.report))
+                outcome = outcome._replace(value=Update(delta, control[0] if control else None, outcome.value))
             yield unit, outcome
 
     def close(self) -> None:
@@ -98,8 +98,7 @@ def _perform(name: str, work: list[Any], client: int, visit: int, read: Any, cor
     if not isinstance(outcome.value, Update):
         return (outcome,)
     vectors = [vector for vector in outcome.value[:2] if vector is not None]
-    report = outcome._replace(value=Update(torch.empty(0), None, outcome.value.report))
-    return (report, *map(_as_bytes, vectors))
+    return (outcome._replace(value=outcome.value.report), *map(_as_bytes, vectors))
 
 
 def _as_bytes(vector: Tensor) -> Any:

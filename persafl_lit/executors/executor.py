@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from persafl_lit.client import Report
 from persafl_lit.errors import ModelError, PersaflError, located
 from persafl_lit.evaluate import Scores
 from persafl_lit.executors.worker import Task, Update, Worker
@@ -60,9 +61,9 @@ class Unit(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a unit, and how long it took."""
+    """What came of a unit, and how long it took. An update's vectors may travel apart from its report."""
 
-    value: Update | Scores | Exception
+    value: Update | Report | Scores | Exception
     wall_seconds: float
 
 
@@ -142,7 +143,7 @@ class Executor(ABC):
         value = outcome.value
         if unit.evaluation is None:
             assert unit.job is not None
-            assert not isinstance(value, Scores)
+            assert isinstance(value, (Update, Exception))
             self.wall_training += outcome.wall_seconds
             self._finished[unit.job] = value
             return
@@ -198,7 +199,7 @@ def perform(worker: Worker, task: Task) -> Outcome:
     """Do one unit, here and now. What goes wrong is part of the outcome: it is raised when its turn has come."""
     start = time.perf_counter()
     try:
-        value: Update | Scores | Exception = worker.evaluate(task) if task.rules else worker.train(task)
+        value: Update | Report | Scores | Exception = worker.evaluate(task) if task.rules else worker.train(task)
     except PersaflError as error:
         value = error
     except Exception as error:

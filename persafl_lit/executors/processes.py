@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 import torch
 from torch import Tensor
 
+from persafl_lit.client import Report
 from persafl_lit.errors import ConfigError, WorkerError
 from persafl_lit.executors.executor import Executor, Outcome, Unit, perform
 from persafl_lit.executors.worker import Task, Update, Work, Worker
@@ -90,9 +91,9 @@ class Processes(Executor):
             except (EOFError, OSError):
                 self._replace(lane)
                 continue
-            if isinstance(outcome.value, Update):
+            if isinstance(outcome.value, Report):
                 delta, *control = (vector.to(self.worker.device, copy=True) for vector in lane.places[place])
-                outcome = outcome._replace(value=Update(delta, control[0] if control else None, outcome.value.report))
+                outcome = outcome._replace(value=Update(delta, control[0] if control else None, outcome.value))
             yield lane.units.pop(place), outcome
 
     def _replace(self, lane: Lane) -> None:
@@ -137,7 +138,7 @@ def _serve(source: Worker | Work, pipe: connection.Connection, places: Tensor, i
                 places[place][0].copy_(outcome.value.delta)
                 if outcome.value.control is not None:
                     places[place][1].copy_(outcome.value.control)
-                outcome = outcome._replace(value=Update(torch.empty(0), None, outcome.value.report))
+                outcome = outcome._replace(value=outcome.value.report)
             pipe.send((place, outcome))
     except (EOFError, OSError):
         os._exit(0)
