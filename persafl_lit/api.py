@@ -132,6 +132,7 @@ def run(
                 config.eta,
                 evaluation_moments(timeline.horizon, config.eval.every, _affordable(worker.work, timeline, evaluated)),
                 evaluated,
+                config.eval.gradient,
                 checkpoint=checkpoint,
                 checkpoint_every=config.checkpoint.every,
                 should_stop=should_stop,

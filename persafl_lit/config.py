@@ -49,6 +49,8 @@ class Eval:
     """Further fine-tuning rules for the last evaluation; `own` is the method's."""
     clients: int | None
     """Evaluate only so many clients, drawn by the seed; null is all."""
+    gradient: bool
+    """Also measure |grad F(w)|^2 of the method's own cost, over all data: what the theorems bound."""
 
     def __post_init__(self) -> None:
         _positive("eval.every", self.every)

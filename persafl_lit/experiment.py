@@ -97,6 +97,8 @@ class Experiment:
     """When to evaluate, in simulated time; the last is the end."""
     evaluated: Sequence[int]
     """The clients to evaluate."""
+    measure_gradient: bool = False
+    """Whether evaluations also measure |grad F(w)|^2 of the method's own cost."""
     observers: Sequence[Observer] = ()
     checkpoint: Checkpoint | None = None
     checkpoint_every: int = 0
@@ -208,7 +210,8 @@ class Experiment:
         rules = len(self.executor.worker.work.finetune) if last else 1
         known = self._last
         if known is None or known.rules != rules or any(now is not then for now, then in zip(models, known.models, strict=True)):
-            self._last = known = self.executor.evaluate(self.evaluated, models, rules, updates)
+            gradients = sum(client < self.timeline.clients for client in self.evaluated) if self.measure_gradient else 0
+            self._last = known = self.executor.evaluate(self.evaluated, models, rules, updates, gradients)
         self.open.append(OpenPoint(sim_time, updates, training, known))
 
     def _close_points(self, wait: bool) -> None:
@@ -226,7 +229,9 @@ class Experiment:
                     f"after fine-tuning and {score.shared.test_loss:.4g} before; lower eval.finetune's step size or eta={self.eta:g}"
                 )
         trained = sum(client < self.timeline.clients for client in self.evaluated)
-        point = Point(captured.sim_time, captured.updates, scores[:trained], captured.training, scores[trained:])
+        squared = captured.evaluation.squared_gradient()
+        training = captured.training if squared is None else captured.training | {"grad_norm_sq": squared}
+        point = Point(captured.sim_time, captured.updates, scores[:trained], training, scores[trained:])
         self.points.append(point)
         self._announce(point)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from persafl_lit import run
-from persafl_lit.data import Digits
+from persafl_lit import compose, run
+from persafl_lit.data import DATASETS, Digits
 from persafl_lit.errors import DivergenceError
 from persafl_lit.evaluate import Measured, Scores, accuracy_of, loss_of
 from tests import reference
@@ -117,3 +117,37 @@ def test_an_evaluation_that_diverges_is_said_not_reported_as_an_accuracy():
         run([*QUIET, "data=quadratic", "updates=5", "eval.finetune.lr=1e17", "eval.finetune.steps=20"])
     with pytest.raises(DivergenceError, match="diverges"):
         run([*QUIET, "method=fedasync", "model=logistic", "clients=5", "updates=20", "method.beta=1e18", "eta=1e18", "eval.finetune=none"])
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "gradient"),
+    [
+        ("fedasync", [], lambda H, a, w: H @ (w - a)),
+        ("persafl_maml", ["method.alpha=0.05"], lambda H, a, w: reference.maml(H, a, w, 0.05)),
+        (
+            "persafl_me",
+            ["method.lam=20", "method.inner_steps=400"],
+            lambda H, a, w: 20 * (w - np.linalg.solve(H + 20 * np.eye(len(w)), H @ a + 20 * w)),
+        ),
+    ],
+)
+def test_the_measured_gradient_is_that_of_the_methods_own_cost(method, settings, gradient):
+    """|1/n sum_i grad F_i(w)|^2 at the first and the last model, against the closed forms; the same bits from any executor."""
+    overrides = [
+        *QUIET,
+        "data=quadratic",
+        "data.dimension=4",
+        "clients=5",
+        "updates=12",
+        "precision=64",
+        "eval.gradient=true",
+        f"method={method}",
+        *settings,
+    ]
+    result = run([*overrides, "executor=serial"])
+    federation = compose(overrides).build("data", DATASETS).federation(5, 0)
+    H, a = federation.H.numpy(), federation.a.numpy()
+    for point, w in ((result.points[0], federation.w0.numpy()), (result.points[-1], result.model.w.detach().numpy())):
+        mean = np.mean([gradient(H[client], a[client], w) for client in range(5)], axis=0)
+        assert point.training["grad_norm_sq"] == pytest.approx(float(mean @ mean), rel=1e-9)
+    assert run([*overrides, "workers=2"]).curves()["grad_norm_sq"] == result.curves()["grad_norm_sq"]

@@ -22,7 +22,7 @@ from torch import Tensor
 from persafl_lit.client import Report
 from persafl_lit.errors import ModelError, PersaflError, located
 from persafl_lit.evaluate import Scores
-from persafl_lit.executors.worker import Task, Update, Worker
+from persafl_lit.executors.worker import COST_GRADIENT, Task, Update, Worker
 
 WINDOW = 8
 """Jobs per lane that may be done ahead of the one that the server waits for: what bounds the updates it must keep."""
@@ -36,12 +36,28 @@ class Evaluation:
     models: Sequence[Tensor]
     rules: int
     """How many fine-tuning rules it uses."""
+    gradients: int = 0
+    """Of the first so many clients, the gradient of their cost is measured, too."""
     found: dict[int, Scores] = field(default_factory=dict)
     failure: Exception | None = None
+    _sum: Tensor | None = None
+    _added: int = 0
+    _early: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
-        return len(self.found) == len(self.clients) or self.failure is not None
+        return (len(self.found) == len(self.clients) and self._added == self.gradients) or self.failure is not None
+
+    def add(self, client: int, gradient: Tensor) -> None:
+        """Gradients are summed in the order of clients, whatever order they come in: the sum has the same bits."""
+        self._early[client] = gradient
+        while self._added < self.gradients and (part := self._early.pop(self.clients[self._added], None)) is not None:
+            self._sum = part.double() if self._sum is None else self._sum.add_(part)
+            self._added += 1
+
+    def squared_gradient(self) -> float | None:
+        """|grad F(w)|^2 with F the mean of the clients' costs: what the paper's theorems bound."""
+        return None if self._sum is None else float((self._sum / self.gradients).square().sum())
 
     def scores(self) -> tuple[Scores, ...]:
         """In the order of `clients`; a failure is raised now, when its turn has come."""
@@ -88,11 +104,13 @@ class Executor(ABC):
         self.pending[index] = task
         self._queue(index, Unit(index, None, task))
 
-    def evaluate(self, clients: Sequence[int], models: Sequence[Tensor], rules: int, arrivals: int) -> Evaluation:
+    def evaluate(self, clients: Sequence[int], models: Sequence[Tensor], rules: int, arrivals: int, gradients: int = 0) -> Evaluation:
         """Fine-tune-then-evaluate: not before the next few updates, so that it fills gaps, but soon after them."""
-        evaluation = Evaluation(clients, models, rules)
+        evaluation = Evaluation(clients, models, rules, gradients)
         for client, w in zip(clients, models, strict=True):
             self._queue(arrivals + 2 * self.lanes, Unit(None, evaluation, Task(client, 0, w, rules=rules)))
+        for client, w in zip(clients[:gradients], models[:gradients], strict=True):
+            self._queue(arrivals + 2 * self.lanes, Unit(None, evaluation, Task(client, 0, w, rules=COST_GRADIENT)))
         return evaluation
 
     def begin(self) -> None:
@@ -150,6 +168,8 @@ class Executor(ABC):
         self.wall_evaluating += outcome.wall_seconds
         if isinstance(value, Scores):
             unit.evaluation.found[unit.task.client] = value
+        elif isinstance(value, Update):
+            unit.evaluation.add(unit.task.client, value.delta)
         elif isinstance(value, Exception):
             unit.evaluation.failure = value
 
@@ -199,7 +219,8 @@ def perform(worker: Worker, task: Task) -> Outcome:
     """Do one unit, here and now. What goes wrong is part of the outcome: it is raised when its turn has come."""
     start = time.perf_counter()
     try:
-        value: Update | Report | Scores | Exception = worker.evaluate(task) if task.rules else worker.train(task)
+        work = worker.train if task.rules == 0 else worker.cost_gradient if task.rules == COST_GRADIENT else worker.evaluate
+        value: Update | Report | Scores | Exception = work(task)
     except PersaflError as error:
         value = error
     except Exception as error:

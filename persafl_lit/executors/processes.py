@@ -92,7 +92,8 @@ class Processes(Executor):
                 self._replace(lane)
                 continue
             if isinstance(outcome.value, Report):
-                delta, *control = (vector.to(self.worker.device, copy=True) for vector in lane.places[place])
+                vectors = lane.places[place][: 1 if lane.units[place].task.rules else None]
+                delta, *control = (vector.to(self.worker.device, copy=True) for vector in vectors)
                 outcome = outcome._replace(value=Update(delta, control[0] if control else None, outcome.value))
             yield lane.units.pop(place), outcome
 

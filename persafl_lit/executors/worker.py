@@ -16,7 +16,7 @@ from persafl_lit.client import ClientDataModule, ClientModule, Report
 from persafl_lit.data.federation import Federation
 from persafl_lit.errors import ConfigError, first_line
 from persafl_lit.evaluate import Finetune, Scores, evaluate_client, whole_batches
-from persafl_lit.objectives import Maml, Moreau, Objective
+from persafl_lit.objectives import Maml, Moreau, Objective, Step
 
 PRECISIONS: dict[str, torch.dtype] = {
     "32-true": torch.float32,
@@ -44,8 +44,12 @@ class Work:
     precision: str = "32-true"
 
 
+COST_GRADIENT = -1
+
+
 class Task(NamedTuple):
-    """A client's job and the model it read; or, with `rules` > 0, its evaluation from that model by so many fine-tuning rules."""
+    """A client's job and the model it read; with `rules` > 0 its evaluation from that model by so many fine-tuning rules; with
+    `rules` = COST_GRADIENT the gradient there of its own cost F_i, over all its data."""
 
     client: int
     visit: int
@@ -103,6 +107,18 @@ class Worker:
         work, rules = self.work, dict(itertools.islice(self.work.finetune.items(), task.rules))
         with torch.random.fork_rng(self._devices), self.autocast():
             return evaluate_client(self.module, self.federation, task.client, task.read, rules, work.batch_size, work.seed)
+
+    def cost_gradient(self, task: Task) -> Update:
+        """grad F_i(w): the objective's gradient with all of the client's training data as every batch."""
+        work = self.work
+        ((whole, _),) = whole_batches(self.federation, task.client, max(1, self.federation.count(task.client, "train")), work.seed)
+        self.module.backbone.train()
+        before = self.module.f.evaluations
+        with torch.random.fork_rng(self._devices), self.autocast():
+            gradient = work.objective.gradient(self.module.f, Step(task.read.clone(), task.read, [whole] * work.objective.batches))
+        report = Report(0.0, self.module.f.evaluations - before, None)
+        self.module.f.losses.clear()
+        return Update(gradient.clone(), None, report)
 
     def state_dict(self, w: Tensor) -> dict[str, Tensor]:
         """The backbone's ordinary, contiguous state dict at w."""

@@ -17,6 +17,7 @@ from persafl_lit.errors import ConfigError, first_line
 from persafl_lit.report.record import Record
 from persafl_lit.timeline import from_csv
 from persafl_lit.tracking.unsent import SQLITE, Message
+from persafl_lit.tracking.view import experiment_tags
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # We try again ourselves and go on with the run meanwhile; MLflow's own patience would be minutes.
@@ -51,7 +52,7 @@ class Store:
             found = self.client.get_experiment_by_name(name)
             if found is None:
                 artifacts = _beside(self.uri).as_uri() if self.uri.startswith(SQLITE) else None
-                return str(self.client.create_experiment(name, artifact_location=artifacts, tags={"mlflow.note.content": DESCRIPTION}))
+                return str(self.client.create_experiment(name, artifact_location=artifacts, tags=experiment_tags(DESCRIPTION)))
             if found.lifecycle_stage == "deleted":
                 raise ConfigError(f"the experiment {name!r} is deleted in this store; restore it or set another tracking.experiment")
             return str(found.experiment_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import urllib.request
 
 from persafl_lit.errors import ConfigError
 from persafl_lit.tracking.unsent import SQLITE, store_uri
+from persafl_lit.tracking.view import link
 
 STARTS_WITHIN = 90.0
 """Seconds of wall time."""
@@ -34,9 +36,9 @@ def serve(uri: str | None, host: str, port: int) -> int:
     try:
         _wait_until_up(server, address)
         print(f"MLflow UI: {address}  (Ctrl-C stops it)")
-        print(
-            "Choose an experiment, select runs, then Compare or the chart view. Step is server updates; relative time is simulated time.", flush=True
-        )
+        for name, experiment in _experiments(address).items():
+            print(f"  {name}: {link(address, experiment)}")
+        print("On charts, step is server updates and relative time is simulated time.", flush=True)
         return server.wait()
     finally:
         server.terminate()
@@ -44,6 +46,14 @@ def serve(uri: str | None, host: str, port: int) -> int:
             server.wait(10)
         except subprocess.TimeoutExpired:
             server.kill()
+
+
+def _experiments(address: str) -> dict[str, str]:
+    """Ids of the experiments by name; MLflow's own empty one is left out."""
+    request = urllib.request.Request(f"{address}/api/2.0/mlflow/experiments/search", b'{"max_results": 100}', {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        found = json.load(answer).get("experiments", [])
+    return {experiment["name"]: experiment["experiment_id"] for experiment in found if experiment["name"] != "Default"}
 
 
 def _check_free(host: str, port: int) -> None:

@@ -1,0 +1,65 @@
+"""How the MLflow UI shows an experiment of ours: chosen columns and charts, as a view that a link opens.
+
+MLflow keeps shared views as tags of the experiment; `?viewStateShareKey=persafl` opens this one.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+KEY = "persafl"
+COLUMNS = ("method.name", "method.lam", "method.alpha", "method.beta", "schedule.tau", "seed")
+METRICS = ("accuracy.test", "accuracy.val", "accuracy.worst_decile", "accuracy.global")
+SECTION = "persafl-comparison"
+
+
+def experiment_tags(description: str) -> dict[str, str]:
+    """What makes an experiment readable in the UI."""
+    return {
+        "mlflow.note.content": description,
+        "mlflow.experimentKind": "custom_model_development",
+        f"mlflow.sharedViewState.{KEY}": json.dumps(_view()),
+    }
+
+
+def link(address: str, experiment: str) -> str:
+    """The runs of an experiment as charts."""
+    return f"{address}/#/experiments/{experiment}/runs?viewStateShareKey={KEY}&compareRunsMode=CHART"
+
+
+def _view() -> dict[str, Any]:
+    charts = [
+        _line("accuracy.test", "time-relative", "personalised test accuracy over simulated time"),
+        _line("accuracy.test", "step", "personalised test accuracy over server updates"),
+        _line("accuracy.global", "time-relative", "accuracy of the shared model over simulated time"),
+        _parallel(),
+    ]
+    return {
+        "selectedColumns": [f"params.`{name}`" for name in COLUMNS] + [f"metrics.`{name}`" for name in METRICS],
+        "runsHiddenMode": "FIRST_20_RUNS",
+        "compareRunCharts": charts,
+        "compareRunSections": [
+            {"uuid": SECTION, "name": "Comparison", "display": True, "isReordered": False, "deleted": False, "isGenerated": False}
+        ],
+        "isAccordionReordered": False,
+        "autoRefreshEnabled": True,
+        "hideEmptyCharts": True,
+        "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
+    }
+
+
+def _card(kind: str, name: str, title: str) -> dict[str, Any]:
+    common = {"type": kind, "uuid": f"persafl-{name}", "metricSectionId": SECTION, "deleted": False, "isGenerated": False}
+    return {**common, "runsCountToCompare": 20, "displayName": title}
+
+
+def _line(metric: str, axis: str, title: str) -> dict[str, Any]:
+    own = {"metricKey": metric, "selectedMetricKeys": [metric], "xAxisKey": axis, "useGlobalXaxisKey": False}
+    scales = {"scaleType": "linear", "xAxisScaleType": "linear", "lineSmoothness": 0, "useGlobalLineSmoothing": False, "displayPoints": True}
+    return {**_card("LINE", f"{metric}-{axis}", title), **own, **scales, "yAxisKey": "metric", "yAxisExpressions": [], "selectedXAxisMetricKey": ""}
+
+
+def _parallel() -> dict[str, Any]:
+    settings = {"selectedParams": list(COLUMNS[1:5]), "selectedMetrics": ["accuracy.val", "accuracy.test"], "showAllRuns": False}
+    return {**_card("PARALLEL", "settings", "settings against accuracy"), **settings}
