@@ -18,8 +18,16 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)
+# Peers need versions of their own, so they get an environment of their own; MNIST comes by `persafl data`.
+bench: $(READY) .venv-peers/.ready
+	$(BIN)/persafl data mnist
 	$(BIN)/python -m benchmarks
+
+.venv-peers/.ready:
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check "pfl==0.6.0"
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check torch torchvision "flwr[simulation]>=1.20"
+	touch .venv-peers/.ready
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -27,4 +35,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) dist build *.egg-info .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-peers dist build *.egg-info .mypy_cache .ruff_cache

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,14 +112,18 @@ def run(
     """
     wall_start = time.monotonic()
     config = config if isinstance(config, Config) else compose(config)
+    if model is not None:
+        config = config.with_model(f"{type(model).__module__}.{type(model).__qualname__}")
     with _quiet_single_threaded_torch():
         federation = config.build("data", DATASETS).federation(config.clients, config.seed)
         timeline = config.timeline(federation.trained())
         if not len(timeline):
             raise ConfigError(f"no update arrives by horizon={config.horizon:g}; raise it")
         rule = config.rule(federation.trained(), timeline)
-        own = model is not None
-        backbone = check_backbone(model) if own else build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
+        if model is not None:
+            backbone = check_backbone(model)
+        else:
+            backbone = build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
         worker = Worker(_work(config, federation, copy.deepcopy(backbone)))
         checkpoint = Checkpoint(checkpoint_path(config))
         if config.checkpoint.every:
@@ -141,6 +146,11 @@ def run(
             saved = checkpoint.load(identity) if resume else None
             if saved is not None:
                 experiment.restore(saved)
+            if resume:
+                where = (
+                    f"after update {experiment.state.arrivals} of {len(timeline)}" if saved else "nothing: no interrupted run of this config"
+                )
+                print(f"persafl: resuming {where}", file=sys.stderr)
             experiment.begin()  # the workers train while MLflow is imported
             with _tracked(config, timeline, saved, tags) as tracker:
                 experiment.observers = [*([tracker] if tracker else []), *(observers(timeline) if callable(observers) else observers)]
@@ -156,7 +166,7 @@ def run(
                     trained,
                     time.monotonic() - wall_start,
                     rule.arrivals_per_version,
-                    federation.notes,
+                    federation.notes + _notes(timeline, rule.arrivals_per_version),
                     executor.evaluation_share(),
                     worker.start.nbytes * (2 if worker.work.objective.control else 1),
                 )
@@ -164,6 +174,13 @@ def run(
                     _record(result, federation, tracker)
         checkpoint.delete()
         return result
+
+
+def _notes(timeline: Timeline, buffer: int) -> tuple[str, ...]:
+    """What a user should be told about a run that did less than it seems."""
+    if len(timeline) >= buffer:
+        return ()
+    return (f"the model never changed: only {len(timeline)} updates arrived and the server waits for {buffer}; raise horizon or lower method.buffer",)
 
 
 def _work(config: Config, federation: Federation, backbone: L.LightningModule) -> Work:

@@ -23,13 +23,12 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from persafl_lit.errors import ConfigError, closest, first_line
+from persafl_lit.nested import GROUPS, flatten, get, put
 from persafl_lit.objectives import OBJECTIVES, Objective
 from persafl_lit.server import RULES, ControlVariates, Rule
 from persafl_lit.timeline import DELAYS, SCHEDULES, Setting, Timeline
 from persafl_lit.typed import construct, keys
 
-GROUPS = {"method": "method", "data": "data", "model": "model", "schedule": "schedule", "delays": "delays", "eval.finetune": "finetune"}
-"""Key -> folder in conf/."""
 NEUTRAL = ("tracking", "checkpoint", "executor", "workers")
 """Keys that change where and how fast a run goes, but no bit of its result."""
 PRECISION_NAMES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
@@ -134,9 +133,14 @@ class Config:
         telling = {key: value for key, value in self.values.items() if key not in NEUTRAL}
         return hashlib.sha256(json.dumps(telling, sort_keys=True).encode()).hexdigest()[:16]
 
+    def with_model(self, path: str) -> Config:
+        """The same run around a model that was passed from Python: recorded, and told from others, by its class."""
+        model = {"name": "custom", "path": path, "args": {}}
+        return dataclasses.replace(self, model=model, values={**self.values, "model": model})
+
     def label(self) -> str:
         """A short name that tells this run from others: the method, what was set otherwise than by default, the seed."""
-        choices = {key: _get(self.values, key)["name"] for key in GROUPS}
+        choices = {key: get(self.values, key)["name"] for key in GROUPS}
         usual = compose({key: choice for key, choice in choices.items() if key in ("method", "data")}).flat()
         skipped = (*NEUTRAL, "seed", "eval", "allow_code")
         changed = {
@@ -149,7 +153,7 @@ class Config:
 
     def flat(self) -> dict[str, Any]:
         """Dotted keys and values, as on the command line."""
-        return dict(_flatten(self.values))
+        return dict(flatten(self.values))
 
     def yaml(self) -> str:
         return OmegaConf.to_yaml(OmegaConf.create(self.values))
@@ -225,20 +229,20 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[Pa
 
     chosen: dict[str, Any] = {key: asked.pop(key) for key in list(GROUPS) if key in asked}
     for key in ("data", "method", "schedule", "model", "delays", "eval.finetune"):
-        choice = chosen.get(key, _get(values, key))
+        choice = chosen.get(key, get(values, key))
         content = _load_choice(choice, key, folders)
         for other, default in (content.pop("defaults", None) or {}).items():
             if other in GROUPS:
                 chosen.setdefault(other, default)
             elif other not in explicit:
-                _set(values, other, default)
-        _set(values, key, {"name": choice, **content})
+                put(values, other, default)
+        put(values, key, {"name": choice, **content})
     method_settings = {key: value for key, value in asked.items() if key in ("method.objective", "method.rule")}
     for key, value in method_settings.items():
-        _set(values, key, value)
+        put(values, key, value)
     _fit_method(values["method"])
     for key, value in asked.items():
-        _set(values, key, value, must_exist=True)
+        put(values, key, value, must_exist=True)
     values["precision"] = PRECISION_NAMES.get(str(values["precision"]), values["precision"])
     config = construct(Config, {**values, "values": {}}, "")
     plain = {key: value for key, value in dataclasses.asdict(config).items() if key != "values"}
@@ -336,59 +340,6 @@ def _load(path: Path, key: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected keys and values for {key}; got {type(content).__name__}")
     return typing.cast("dict[str, Any]", content)
-
-
-# -- nested dicts -----------------------------------------------------------------------------------------------------
-
-
-def _get(values: Mapping[str, Any], key: str) -> Any:
-    node: Any = values
-    for part in key.split("."):
-        node = node[part]
-    return node
-
-
-def _set(values: dict[str, Any], key: str, value: Any, must_exist: bool = False) -> None:
-    *parents, last = key.split(".")
-    node: Any = values
-    for depth, part in enumerate(parents):
-        if not isinstance(node, dict) or part not in node or not isinstance(node[part], dict):
-            _unknown(values, key, parents[:depth], node)
-        node = node[part]
-    if must_exist and last not in node:
-        if ".".join(parents) == "model.args":
-            node[last] = value
-            return
-        _unknown(values, key, parents, node)
-    if must_exist and last == "name" and key.removesuffix(".name") in GROUPS:
-        raise ConfigError(f"{key} is not set by itself; write {key.removesuffix('.name')}={value}")
-    if must_exist and isinstance(node[last], dict) and not isinstance(value, dict):
-        raise ConfigError(f"{key} is a group of keys ({', '.join(node[last])}), not a value; got {value!r}")
-    node[last] = _alike(value, node.get(last))
-
-
-def _alike(value: Any, default: Any) -> Any:
-    """20 where the default is 25.0 is 20.0: equal settings get equal hashes."""
-    if isinstance(default, list) and isinstance(value, list) and default:
-        return [_alike(item, default[0]) for item in value]
-    return float(value) if isinstance(default, float) and type(value) is int else value
-
-
-def _unknown(values: Mapping[str, Any], key: str, parents: Sequence[str], node: Any) -> typing.NoReturn:
-    where = ".".join(parents)
-    names = [name for name in node if name != "name"] if isinstance(node, dict) else []
-    owner = f"{where}={node['name']}" if where and isinstance(node, dict) and "name" in node else where
-    place = f"{owner} has {', '.join(names) or 'no keys'}" if owner else f"there are {', '.join(names)}"
-    near = closest(key, [name for name, _ in _flatten(values) if not name.endswith(".name")] + list(values) + list(GROUPS))
-    raise ConfigError(f"unknown key {key!r}; {place}.{near}")
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def choice_of(key: str, name: Any, table: Mapping[str, T]) -> T:

@@ -275,3 +275,26 @@ def test_a_saved_model_is_an_ordinary_contiguous_state_dict():
     fresh.load_state_dict(result.state_dict())
     assert all(value.is_contiguous() for value in result.state_dict().values())
     assert compose(SMALL).model["name"] == "cnn2"
+
+
+def test_a_model_from_python_is_recorded_as_what_it_is():
+    class Mine(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 10)
+
+        def forward(self, inputs):
+            return self.linear(inputs.flatten(1))
+
+        def training_step(self, batch, batch_idx):
+            return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    mine, usual = run(SMALL, model=Mine()), run(SMALL)
+    assert mine.config.model["path"].endswith("Mine")
+    assert mine.summary()["config"]["model"] == mine.config.model
+    assert mine.config.hash() != usual.config.hash()
+
+
+def test_a_run_that_never_fills_its_buffer_says_so():
+    (note,) = run([*SMALL, "method=fedbuff", "method.buffer=50", "updates=10"]).notes
+    assert note.startswith("the model never changed: only 10 updates arrived and the server waits for 50")

@@ -13,7 +13,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 # Lowest first: a part may import parts of its own row and of rows above it in this list, never below.
 LAYERS = [
     {"errors", "streams"},
-    {"timeline", "data", "models", "objectives", "typed"},
+    {"timeline", "data", "models", "objectives", "typed", "nested"},
     {"server", "loss"},
     {"client"},
     {"evaluate"},

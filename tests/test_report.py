@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import persafl_lit
+from persafl_lit.cli import main
 from persafl_lit.report import write_report
 from persafl_lit.report.aggregate import LOSS, spread, tasks_of
 from persafl_lit.report.charts import charts_of
@@ -28,6 +29,8 @@ from persafl_lit.report.schedules import beginning, concurrency, staleness_share
 from persafl_lit.report.tables import Table, bytes_text, markdown_text, with_spread
 from persafl_lit.timeline import Activity, Timeline
 from persafl_lit.timeline.jobs import jobs_to_timeline
+from persafl_lit.tracking import store_uri
+from persafl_lit.tracking.store import Store
 
 HOSTILE = "<script>alert(1)</script>|$\\frac$&%{y}\"'`*\x00_"
 PAPER = ("fedavg", "per_fedavg", "pfedme", "scaffold", "fedprox", "fedasync", "persafl_maml", "persafl_me")
@@ -474,3 +477,26 @@ def test_real_runs_make_a_report(tmp_path):
     assert float(rows["fedavg"]["staleness_max"]) == 0
     assert float(rows["persafl_me"]["staleness_mean"]) == pytest.approx(better.summary["staleness"]["mean"])
     assert float(rows["fedavg"]["updates_mean"]) == 40
+
+
+def test_the_command_reports_tracked_runs_and_keeps_the_report_with_them(tmp_path, capsys):
+    common = ["tracking.experiment=few", "tracking.model=false", "tracking.figures=false", "executor=serial", "eval.every=2.0"]
+    for method in ("fedavg", "fedasync"):
+        persafl_lit.run([*common, f"method={method}", "model=logistic", "clients=10", "horizon=10", "local_steps=2"])
+    assert main(["report", "few"]) == 0
+    assert "2 runs of few: reports/few/report.html" in capsys.readouterr().out
+    page = (tmp_path / "reports" / "few" / "report.html").read_text()
+    assert "FedAvg" in page
+    store = Store(store_uri(None))
+    kept = store.client.search_runs([store.experiment("few")], "tags.`persafl.report` = 'few'")
+    assert [file.path for file in store.client.list_artifacts(kept[0].info.run_id, "report")].count("report/report.html") == 1
+    assert main(["report", "few"]) == 0
+    assert "2 runs of few" in capsys.readouterr().out, "a report is not a run to report on"
+    run_id = store.records("few")[0].run_id
+    assert main(["report", run_id, "--out", str(tmp_path / "one")]) == 0
+    assert (tmp_path / "one" / "report.html").exists()
+    assert main(["report", "nothing"]) == 2
+    assert "is no run, sweep or experiment" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert main(["report", "few", "--out", str(tmp_path / "file")]) == 2
+    assert "cannot write the report" in capsys.readouterr().err

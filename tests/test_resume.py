@@ -107,6 +107,15 @@ def test_without_resume_a_run_starts_anew():
     assert seen[0] == 21
 
 
+def test_resuming_says_where_it_goes_on(capsys):
+    overrides = [*BASE, "method=fedasync", "tracking.enabled=false"]
+    interrupted(overrides, 20)
+    run(overrides, resume=True)
+    assert "resuming after update 21 of 40" in capsys.readouterr().err
+    run(overrides, resume=True)
+    assert "resuming nothing: no interrupted run of this config" in capsys.readouterr().err
+
+
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     overrides = [*BASE, "method=fedasync", "tracking.enabled=false"]
     interrupted(overrides, 20)

@@ -1,0 +1,90 @@
+"""The command line: thin commands, each in its file. Heavy imports wait until they are needed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from persafl_lit import __version__
+from persafl_lit.cli import data, run, timeline, tracking
+from persafl_lit.errors import PersaflError
+
+OVERRIDES = "group=choice or key=value, e.g. method=persafl_me method.lam=20 (see `persafl list`)"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 2 bad input, 3 diverged or partly failed, 130 interrupted (resumable)."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if any("=" not in text or text.startswith("-") for text in rest) or (rest and "overrides" not in options):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # overrides may also follow a flag
+        options.overrides += rest
+    try:
+        return int(options.command(options))
+    except PersaflError as error:
+        print(f"persafl: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("persafl: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="persafl", description="Personalised asynchronous federated learning experiments.")
+    parser.add_argument("--version", action="version", version=f"persafl_lit {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    run_command = commands.add_parser("run", help="run one experiment")
+    run_command.add_argument("overrides", nargs="*", help=OVERRIDES)
+    run_command.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
+    run_command.add_argument("--save-model", metavar="FILE", help="write the final model as a torch state dict")
+    run_command.add_argument("--resume", action="store_true", help="continue the interrupted run of this config")
+    run_command.set_defaults(command=run.run)
+
+    timeline_command = commands.add_parser("timeline", help="compute, save and draw a communication schedule, without training")
+    timeline_command.add_argument("overrides", nargs="*", help=OVERRIDES)
+    timeline_command.add_argument("--csv", metavar="FILE", help="write the jobs: client,visit,reads,read_at,arrives")
+    timeline_command.add_argument("--png", metavar="FILE", help="draw the schedule, synchronous beside asynchronous")
+    timeline_command.add_argument("--json", action="store_true", help="print the summary as one JSON object on stdout")
+    timeline_command.set_defaults(command=timeline.timeline)
+
+    data_command = commands.add_parser("data", help="get and verify a data set, and draw who holds what")
+    data_command.add_argument("name", help="mnist, fashion_mnist, cifar10 or digits")
+    data_command.add_argument("overrides", nargs="*", help=OVERRIDES)
+    data_command.add_argument("--png", metavar="FILE", help="where to draw samples per client and class (default: NAME.png)")
+    data_command.set_defaults(command=data.data)
+
+    report_command = commands.add_parser("report", help="figures, tables and one HTML page from a sweep, an experiment or a run")
+    report_command.add_argument("target", help="a sweep's name, an experiment's name or a run id")
+    report_command.add_argument("--out", metavar="DIR", help="where to write (default: reports/TARGET)")
+    report_command.add_argument("--uri", metavar="URI", help="the tracking store (default: MLFLOW_TRACKING_URI, else mlruns/mlflow.db)")
+    report_command.set_defaults(command=tracking.report)
+
+    ui_command = commands.add_parser("ui", help="open the MLflow UI on our store, on this machine only")
+    ui_command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    ui_command.add_argument("--port", type=int, default=5000)
+    ui_command.add_argument("--uri", metavar="URI", help="the tracking store (default: MLFLOW_TRACKING_URI, else mlruns/mlflow.db)")
+    ui_command.set_defaults(command=tracking.ui)
+
+    sync_command = commands.add_parser("sync", help="send what a lost tracking server did not take")
+    sync_command.set_defaults(command=tracking.sync)
+
+    listing = commands.add_parser("list", help="list methods, data sets, models, schedules, delays, ...")
+    listing.set_defaults(command=data.listing)
+
+    demo = commands.add_parser("demo", help="compare four methods on the embedded digits, in about a minute")
+    demo.add_argument("overrides", nargs="*", help=OVERRIDES)
+    demo.set_defaults(command=_demo)
+    return parser
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from persafl_lit.demo import demo
+
+    return demo(options.overrides)

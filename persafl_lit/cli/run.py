@@ -1,0 +1,111 @@
+"""`persafl run`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from persafl_lit.cli.files import atomically, writable
+
+if TYPE_CHECKING:
+    from persafl_lit.api import Result
+    from persafl_lit.config import Config
+
+
+def run(options: argparse.Namespace) -> int:
+    from persafl_lit.config import compose
+
+    config = compose(options.overrides)
+    target = writable(options.save_model)
+    with _stdout_to_stderr() if options.json else nullcontext():
+        result = _run_with_progress(config, options.resume)
+    if target is not None:
+        import torch
+
+        atomically(target, lambda file: torch.save(result.state_dict(), file))
+    summary = result.summary()
+    if options.json:
+        print(json.dumps(summary))
+    else:
+        _print_result(result, summary)
+    return 0
+
+
+def _run_with_progress(config: Config, resume: bool) -> Result:
+    with _stop_on_signals() as stop:
+        from persafl_lit.api import checkpoint_path, run
+        from persafl_lit.progress import ProgressBar
+
+        if checkpoint_path(config).exists() and not resume:
+            print("persafl: an interrupted run of this config exists; this one starts anew (--resume would continue it)", file=sys.stderr)
+        with ProgressBar(f"{config.name} on {config.data['name']}") as bar:
+            return run(config, resume=resume, observers=bar.watch, should_stop=stop)
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """What others print (a model of yours, Ray's daemons) must not mix with our JSON object."""
+    sys.stdout.flush()
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(ours, 1)
+        os.close(ours)
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C or SIGTERM asks the run to write a checkpoint and stop; the second stops it at once."""
+    asked = False
+
+    def ask(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        print("\npersafl: stopping after the update under way (again to stop at once)", file=sys.stderr)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print_result(result: Result, summary: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{summary['method']}, seed {summary['seed']}", show_header=False, title_justify="left")
+    accuracy = summary["accuracy"]
+    if accuracy["test"] is not None:
+        table.add_row("personalised test accuracy", f"{accuracy['test']:.4f} +- {accuracy['std']:.4f} over clients")
+        table.add_row("worst decile of clients", f"{accuracy['worst_decile']:.4f}")
+        table.add_row("personalised validation accuracy", f"{accuracy['val']:.4f}")
+        table.add_row("shared model, not fine-tuned", f"{accuracy['global']:.4f}")
+    table.add_row("test loss, personalised / shared", f"{summary['loss']['test']:.6g} / {summary['loss']['global']:.6g}")
+    table.add_row("updates by simulated time", f"{summary['updates']} by {summary['sim_time']:.4g}")
+    table.add_row("staleness, mean / max", f"{summary['staleness']['mean']:.2f} / {summary['staleness']['max']}")
+    table.add_row("share of active clients", f"{summary['concurrency']:.2f}")
+    table.add_row("gradient evaluations", f"{summary['grad_evals']:.0f} in {summary['wall_seconds']:.1f} s of wall time")
+    if summary["holdout"]["clients"] and accuracy["test"] is not None:
+        held_out = summary["holdout"]
+        table.add_row(f"personalised test accuracy, {held_out['clients']} clients that never trained", f"{held_out['accuracy']['test']:.4f}")
+    if summary["dropped"]:
+        table.add_row("dropped as too stale", f"{summary['dropped']}")
+    if summary["run_id"]:
+        table.add_row("MLflow run", summary["run_id"])
+    console = Console(highlight=False)
+    console.print(table)
+    for note in result.notes:
+        console.print(f"note: {note}")

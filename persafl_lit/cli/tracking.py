@@ -1,0 +1,62 @@
+"""`persafl report`, `ui` and `sync`: what runs have left."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from persafl_lit.errors import ConfigError, PersaflError, first_line
+
+if TYPE_CHECKING:
+    from persafl_lit.report.record import Record
+
+
+def report(options: argparse.Namespace) -> int:
+    from persafl_lit.report import write_report
+    from persafl_lit.tracking import store_uri
+    from persafl_lit.tracking.store import Store, open_store
+
+    store: Store = open_store(store_uri(options.uri))
+    records = [_with_activity(record) for record in store.records(options.target)]
+    folder = Path(options.out or Path("reports") / re.sub(r"[^\w.-]+", "_", options.target))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = write_report(records, options.target, folder)
+    except OSError as error:
+        raise ConfigError(f"cannot write the report to {folder}: {error.strerror}; choose another --out") from None
+    store.keep_report(options.target, folder)
+    print(f"{len(records)} runs of {options.target}: {folder / 'report.html'} and {len(files) - 1} more files")
+    return 0
+
+
+def _with_activity(record: Record) -> Record:
+    """A timeline in a file knows arrivals only; one that the config can make again also knows who was busy when."""
+    if record.summary is None or record.timeline is None:
+        return record
+    from persafl_lit.config import compose
+
+    try:
+        made = compose(record.summary["config"]).timeline(record.timeline.clients)
+    except PersaflError:  # a replayed file that is gone, or a config of another version
+        return record
+    return replace(record, timeline=made) if made.digest() == record.timeline.digest() else record
+
+
+def ui(options: argparse.Namespace) -> int:
+    from persafl_lit.tracking.ui import serve
+
+    return serve(options.uri, options.host, options.port)
+
+
+def sync(options: argparse.Namespace) -> int:
+    from persafl_lit.tracking import sync
+
+    try:
+        count = sync()
+    except Exception as error:  # MLflow, its drivers and its servers raise their own types
+        raise ConfigError(f"cannot send yet: {first_line(error)}; nothing is lost") from None
+    print(f"{count} runs are complete now" if count else "nothing is waiting to be sent")
+    return 0
