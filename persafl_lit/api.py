@@ -147,9 +147,7 @@ def run(
             if saved is not None:
                 experiment.restore(saved)
             if resume:
-                where = (
-                    f"after update {experiment.state.arrivals} of {len(timeline)}" if saved else "nothing: no interrupted run of this config"
-                )
+                where = f"after update {experiment.state.arrivals} of {len(timeline)}" if saved else "nothing: no interrupted run of this config"
                 print(f"persafl: resuming {where}", file=sys.stderr)
             experiment.begin()  # the workers train while MLflow is imported
             with _tracked(config, timeline, saved, tags) as tracker:

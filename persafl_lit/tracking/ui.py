@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -33,6 +35,7 @@ def serve(uri: str | None, host: str, port: int) -> int:
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--host", host, "--port", str(port), "--workers", "1"]
     server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the server is stopped then, too
     try:
         _wait_until_up(server, address)
         print(f"MLflow UI: {address}  (Ctrl-C stops it)")
@@ -41,11 +44,16 @@ def serve(uri: str | None, host: str, port: int) -> int:
         print("On charts, step is server updates and relative time is simulated time.", flush=True)
         return server.wait()
     finally:
-        server.terminate()
-        try:
-            server.wait(10)
-        except subprocess.TimeoutExpired:
-            server.kill()
+        _stop(server)
+
+
+def _stop(server: subprocess.Popen[str]) -> None:
+    """The server and its workers: they are a process group of their own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(5)
 
 
 def _experiments(address: str) -> dict[str, str]:
