@@ -93,11 +93,15 @@ def _print_result(result: Result, summary: dict[str, Any]) -> None:
         table.add_row("worst decile of clients", f"{accuracy['worst_decile']:.4f}")
         table.add_row("personalised validation accuracy", f"{accuracy['val']:.4f}")
         table.add_row("shared model, not fine-tuned", f"{accuracy['global']:.4f}")
+        for rule, values in summary["beside"].items():
+            name = "the method's own fine-tuning" if rule == "own" else f"fine-tuning by {rule}"
+            table.add_row(f"personalised test accuracy, {name}", f"{values['test']:.4f}")
     table.add_row("test loss, personalised / shared", f"{summary['loss']['test']:.6g} / {summary['loss']['global']:.6g}")
     table.add_row("updates by simulated time", f"{summary['updates']} by {summary['sim_time']:.4g}")
     table.add_row("staleness, mean / max", f"{summary['staleness']['mean']:.2f} / {summary['staleness']['max']}")
     table.add_row("share of active clients", f"{summary['concurrency']:.2f}")
     table.add_row("gradient evaluations", f"{summary['grad_evals']:.0f} in {summary['wall_seconds']:.1f} s of wall time")
+    table.add_row("evaluation's share of the work", f"{summary['evaluation_share']:.0%}")
     if summary["holdout"]["clients"] and accuracy["test"] is not None:
         held_out = summary["holdout"]
         table.add_row(f"personalised test accuracy, {held_out['clients']} clients that never trained", f"{held_out['accuracy']['test']:.4f}")
