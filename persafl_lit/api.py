@@ -17,7 +17,7 @@ from persafl_lit.checkpoint import Checkpoint
 from persafl_lit.client import build_backbone, check_backbone
 from persafl_lit.config import Config, choice_of, compose
 from persafl_lit.data import DATASETS, Samples
-from persafl_lit.errors import ConfigError
+from persafl_lit.errors import ConfigError, located
 from persafl_lit.evaluate import FINETUNES, Finetune, Point, accuracy_of, evaluation_cost, loss_of, own_rule
 from persafl_lit.executors import Executor, Processes, Serial, Work, Worker
 from persafl_lit.experiment import Experiment, Interrupted, Observer, evaluated_clients, evaluation_moments
@@ -152,7 +152,7 @@ def run(
             experiment.begin()  # the workers train while MLflow is imported
             with _tracked(config, timeline, saved, tags) as tracker:
                 experiment.observers = [*([tracker] if tracker else []), *(observers(timeline) if callable(observers) else observers)]
-                experiment.extra = lambda: {"run_id": tracker.run_id} if tracker else {}
+                experiment.extra = lambda: {"run_id": tracker.known_run_id} if tracker else {}
                 experiment.run(identity)
                 trained = copy.deepcopy(backbone)
                 trained.load_state_dict(worker.state_dict(experiment.state.w))
@@ -254,6 +254,13 @@ def _tracked(config: Config, timeline: Timeline, saved: dict[str, Any] | None, t
 def _record(result: Result, federation: Federation, tracker: Tracker) -> None:
     """A finished run's results, picture and model, into tracking."""
     tracker.results(result.summary(), result.curves(), result.clients())
+    try:
+        _illustrate(result, federation, tracker)
+    except Exception as error:  # whatever it is, the results count
+        print(f"persafl: the run's picture or model could not be kept: {located(error)}", file=sys.stderr)
+
+
+def _illustrate(result: Result, federation: Federation, tracker: Tracker) -> None:
     staging = tracker.staging
     if result.config.tracking.figures:
         from persafl_lit.report.overview import draw_run

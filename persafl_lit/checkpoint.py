@@ -37,8 +37,9 @@ class Checkpoint:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self.path)
-        except OSError as error:
-            raise CheckpointError(f"cannot write the checkpoint {self.path}: {error.strerror}; choose another checkpoint.dir") from None
+        except (OSError, RuntimeError) as error:  # torch says RuntimeError when the disk is full
+            why = getattr(error, "strerror", None) or first_line(error)
+            raise CheckpointError(f"cannot write the checkpoint {self.path}: {why}; choose another checkpoint.dir") from None
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)

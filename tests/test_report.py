@@ -486,7 +486,7 @@ def test_the_command_reports_tracked_runs_and_keeps_the_report_with_them(tmp_pat
     assert main(["report", "few"]) == 0
     assert "2 runs of few: reports/few/report.html" in capsys.readouterr().out
     page = (tmp_path / "reports" / "few" / "report.html").read_text()
-    assert "FedAvg" in page
+    assert "fedavg" in page
     store = Store(store_uri(None))
     kept = store.client.search_runs([store.experiment("few")], "tags.`persafl.report` = 'few'")
     assert [file.path for file in store.client.list_artifacts(kept[0].info.run_id, "report")].count("report/report.html") == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +17,7 @@ import ray
 import torch
 from torch import Tensor
 
-from persafl_lit.errors import ConfigError, WorkerError, first_line
+from persafl_lit.errors import ConfigError, WorkerError, first_line, located
 from persafl_lit.executors.executor import Executor, Outcome, Unit, perform
 from persafl_lit.executors.worker import Task, Update, Worker
 
@@ -67,6 +69,8 @@ class Cluster(Executor):
             unit = self._calls.pop(call)
             try:
                 outcome, *vectors = ray.get(call)
+            except ray.exceptions.RayTaskError as error:
+                raise WorkerError(f"client {unit.task.client} could not be done by Ray: {located(error.cause)}") from None
             except ray.exceptions.RayError as error:
                 raise WorkerError(f"client {unit.task.client} could not be done by Ray in {RETRIES + 1} attempts: {first_line(error)}") from None
             if vectors:
@@ -113,8 +117,11 @@ def _connect(lanes: int) -> None:
     """The cluster that RAY_ADDRESS names, or a local one without dashboard and telemetry."""
     address = os.environ.get("RAY_ADDRESS")
     local: dict[str, Any] = {} if address else {"num_cpus": lanes, "include_dashboard": False}
+    before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
     except Exception as error:  # Ray raises many types; each is about the cluster
         what = f"the cluster at RAY_ADDRESS={address}" if address else "a local Ray"
         raise ConfigError(f"executor=ray cannot reach {what}: {first_line(error)}") from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)  # Ray has put its own in its place

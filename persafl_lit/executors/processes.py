@@ -62,7 +62,11 @@ class Processes(Executor):
         process = self._context.Process(target=_serve, args=(source, theirs, places, inherited), daemon=True)  # type: ignore[attr-defined]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads: a worker touches none of them
-            process.start()
+            try:
+                process.start()
+            except OSError as error:
+                self.close()
+                raise WorkerError(f"cannot start a worker process: {error.strerror}; use fewer workers or executor=serial") from None
         theirs.close()
         return Lane(process, ours, places)
 

@@ -239,8 +239,11 @@ def _one_at_a_time(uri: str) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        new = not path.exists()
-        yield
-        if new:
-            with contextlib.closing(sqlite3.connect(path)) as connection:
-                connection.execute("PRAGMA journal_mode=WAL")
+        try:
+            new = not path.exists()
+            yield
+            if new:
+                with contextlib.closing(sqlite3.connect(path)) as connection:
+                    connection.execute("PRAGMA journal_mode=WAL")
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # closing would not do: a process forked meanwhile holds the file, too

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from persafl_lit.timeline import Job, Timeline
     from persafl_lit.tracking.store import Store
 
+OPENS_WITHIN = 20.0
+"""Seconds of wall time in which a store that works is open, MLflow's import included."""
 PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds between attempts to send; the last one again and again."""
 
@@ -51,6 +53,12 @@ class Tracker:
         """A folder for files on their way into the store."""
         self._thread = threading.Thread(target=self._deliver, daemon=True, name="tracking")
         self._thread.start()
+
+    @property
+    def known_run_id(self) -> str | None:
+        """The run's id, for a checkpoint: which waits for a store that is being opened, but not for one that hangs."""
+        self._opened.wait(OPENS_WITHIN)
+        return self._run_id if self._opened.is_set() else None
 
     @property
     def run_id(self) -> str:
@@ -101,17 +109,23 @@ class Tracker:
         with self._changed:
             self._closing, self._give_up_at = True, time.monotonic() + min(wall_patience, self._config.tracking.patience)
             self._changed.notify()
-        self._thread.join()
+        try:
+            self._thread.join(min(wall_patience, self._config.tracking.patience) + 15)
+        finally:  # also when the user does not want to wait any longer
+            self._keep_unsent()
+            self._staging.cleanup()
         if self._failure is not None and status == "FINISHED":
             raise self._failure
-        self._keep_unsent()
-        self._staging.cleanup()
 
     def _keep_unsent(self) -> None:
-        if self._messages and self._failure is None:
-            file = keep(self.uri, self.run_id, list(self._messages))
+        if self._messages and self._failure is None and (run_id := self.known_run_id) is not None:
+            try:
+                file = keep(self.uri, run_id, list(self._messages))
+            except OSError as error:
+                print(f"persafl: {len(self._messages)} records of run {run_id} are lost: {error}", file=sys.stderr)
+                return
             print(
-                f"persafl: {self.uri} did not take {len(self._messages)} records of run {self.run_id}; they are kept in {file}, "
+                f"persafl: {self.uri} did not take {len(self._messages)} records of run {run_id}; they are kept in {file}, "
                 "and the next run or `persafl sync` sends them",
                 file=sys.stderr,
             )
@@ -126,6 +140,7 @@ class Tracker:
             return
         finally:
             self._opened.set()
+        self._send_what_was_kept()
         failures = 0
         while (message := self._next()) is not None:
             if time.monotonic() > self._give_up_at:
@@ -143,6 +158,14 @@ class Tracker:
             failures = 0
             self._messages.popleft()
 
+    def _send_what_was_kept(self) -> None:
+        """Of earlier runs, now that the store is there; whatever goes wrong with it is not this run's trouble."""
+        try:
+            if waiting(self.uri):
+                sync(self.uri)
+        except Exception as error:  # as below
+            print(f"persafl: what earlier runs could not send has to wait: {first_line(error)}", file=sys.stderr)
+
     def _open(self) -> Store:
         from persafl_lit.tracking.store import Store
 
@@ -154,8 +177,6 @@ class Tracker:
         if self._run_id is None:
             tags = {"persafl.version": __version__, "persafl.method": config.name, "persafl.trial": config.hash(), **git_commit(), **self._tags}
             self._run_id = store.create(config.tracking.experiment, config.label(), config.flat(), tags)
-        if waiting(self.uri):
-            sync(self.uri)
         return store
 
     def _next(self) -> Message | None:

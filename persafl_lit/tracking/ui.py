@@ -9,9 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
+from typing import IO
 
 from persafl_lit.errors import ConfigError
 from persafl_lit.tracking.unsent import SQLITE, store_uri
@@ -19,6 +21,8 @@ from persafl_lit.tracking.view import link
 
 STARTS_WITHIN = 90.0
 """Seconds of wall time."""
+LOCAL = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Our own server is never behind a proxy."""
 
 
 def serve(uri: str | None, host: str, port: int) -> int:
@@ -27,17 +31,19 @@ def serve(uri: str | None, host: str, port: int) -> int:
     if store.startswith(("http://", "https://")):
         print(f"the store is a server already: open {store}")
         return 0
-    if not os.path.exists(store.removeprefix(SQLITE)):
+    if store.startswith(SQLITE) and not os.path.exists(store.removeprefix(SQLITE)):
         raise ConfigError(f"there is no store at {store.removeprefix(SQLITE)} yet; `persafl run` or `persafl demo` makes one here")
     _check_free(host, port)
     address = f"http://{host}:{port}"
     # One worker and no job runner: a fifth of the memory, and no process stays behind.
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--host", host, "--port", str(port), "--workers", "1"]
-    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the server is stopped then, too
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that the server is stopped then, too
+        signal.signal(number, lambda *_: sys.exit(0))
+    said = tempfile.TemporaryFile("w+")  # noqa: SIM115  (lives as long as the server)
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=said, text=True, start_new_session=True)
     try:
-        _wait_until_up(server, address)
+        _wait_until_up(server, address, said)
         print(f"MLflow UI: {address}  (Ctrl-C stops it)")
         for name, experiment in _experiments(address).items():
             print(f"  {name}: {link(address, experiment)}")
@@ -59,7 +65,7 @@ def _stop(server: subprocess.Popen[str]) -> None:
 def _experiments(address: str) -> dict[str, str]:
     """Ids of the experiments by name; MLflow's own empty one is left out."""
     request = urllib.request.Request(f"{address}/api/2.0/mlflow/experiments/search", b'{"max_results": 100}', {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with LOCAL.open(request, timeout=30) as answer:
         found = json.load(answer).get("experiments", [])
     return {experiment["name"]: experiment["experiment_id"] for experiment in found if experiment["name"] != "Default"}
 
@@ -73,15 +79,15 @@ def _check_free(host: str, port: int) -> None:
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
 
 
-def _wait_until_up(server: subprocess.Popen[str], address: str) -> None:
+def _wait_until_up(server: subprocess.Popen[str], address: str, said: IO[str]) -> None:
     give_up_at = time.monotonic() + STARTS_WITHIN
     while time.monotonic() < give_up_at:
         if server.poll() is not None:
-            assert server.stderr is not None
-            last = server.stderr.read().strip().splitlines()[-1:]
+            said.seek(0)
+            last = said.read().strip().splitlines()[-1:]
             raise ConfigError(f"the MLflow server ended at once: {''.join(last)}")
         try:
-            with urllib.request.urlopen(f"{address}/health", timeout=2):
+            with LOCAL.open(f"{address}/health", timeout=2):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from persafl_lit.errors import first_line
 
 STORE = Path("mlruns")
 SQLITE = "sqlite:///"
@@ -48,17 +51,39 @@ def keep(uri: str, run_id: str, messages: Sequence[Message]) -> Path:
 def waiting(uri: str | None = None) -> list[Path]:
     """Files of unsent messages, of one store or of all."""
     files = sorted(_folder().glob("*/messages.json"))
-    return [file for file in files if uri is None or json.loads(file.read_text())["uri"] == uri]
+    return [file for file in files if uri is None or _uri_of(file) == uri]
+
+
+def _uri_of(file: Path) -> str | None:
+    try:
+        return str(json.loads(file.read_text())["uri"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def sync(uri: str | None = None) -> int:
     """Send what was kept, in the order in which it was said; returns the number of runs that are complete now."""
     from persafl_lit.tracking.store import Store
 
-    for file in (files := waiting(uri)):
-        content = json.loads(file.read_text())
+    done = 0
+    for file in waiting(uri):
+        try:
+            content = json.loads(file.read_text())
+        except FileNotFoundError:  # another process has sent it meanwhile
+            continue
         store = Store(content["uri"])
         for message in content["messages"]:
-            store.send(content["run_id"], message)  # sending twice is harmless
-        shutil.rmtree(file.parent)
-    return len(files)
+            _send(store, content["run_id"], message)
+        shutil.rmtree(file.parent, ignore_errors=True)
+        done += 1
+    return done
+
+
+def _send(store: Any, run_id: str, message: Message) -> None:
+    """Sending twice is harmless; what the store will never take is said and dropped."""
+    try:
+        store.send(run_id, message)
+    except Exception as error:  # MLflow, its drivers and its servers raise their own types
+        if not (isinstance(error, FileNotFoundError) or store.refuses(error)):
+            raise
+        print(f"persafl: {store.uri} refuses a record of run {run_id}: {first_line(error)}", file=sys.stderr)
