@@ -68,6 +68,11 @@ class Processes(Executor):
                 self.close()
                 raise WorkerError(f"cannot start a worker process: {error.strerror}; use fewer workers or executor=serial") from None
         theirs.close()
+        if forked and not _can_train(ours):
+            process.join()
+            ours.close()
+            self._context = get_context("spawn")
+            return self._start(places)
         return Lane(process, ours, places)
 
     def _free(self) -> bool:
@@ -126,6 +131,22 @@ class Processes(Executor):
             lane.pipe.close()
 
 
+def _can_train(pipe: connection.Connection) -> bool:
+    """A forked process says whether autograd works in it: not if this one has threads for devices, which some imports start."""
+    try:
+        return bool(pipe.recv())
+    except (EOFError, OSError):  # it is gone already; whoever waits for its work will see that
+        return True
+
+
+def _autograd_works() -> bool:
+    try:
+        torch.ones((), requires_grad=True).mul(1.0).backward()
+    except RuntimeError:
+        return False
+    return True
+
+
 def _serve(source: Worker | Work, pipe: connection.Connection, places: Tensor, inherited: Sequence[connection.Connection]) -> None:
     """The life of a worker process: until the pipe closes, because the run is over or its process is gone."""
     for end in inherited:
@@ -133,7 +154,14 @@ def _serve(source: Worker | Work, pipe: connection.Connection, places: Tensor, i
     for number in (signal.SIGINT, signal.SIGTERM):  # the server decides when to stop
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    worker = source if isinstance(source, Worker) else Worker(source)
+    if isinstance(source, Worker):
+        works = _autograd_works()
+        pipe.send(works)
+        if not works:
+            os._exit(0)
+        worker = source
+    else:
+        worker = Worker(source)
     try:
         while True:
             place, client, visit, corrected, rules = pipe.recv()
