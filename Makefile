@@ -11,7 +11,7 @@ demo: $(READY)
 	$(BIN)/persafl demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .

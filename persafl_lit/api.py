@@ -10,17 +10,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persafl_lit.checkpoint import Checkpoint
 from persafl_lit.client import build_backbone, check_backbone
 from persafl_lit.config import Config, choice_of, compose
 from persafl_lit.data import DATASETS, Samples
-from persafl_lit.errors import ConfigError, located
+from persafl_lit.errors import ConfigError, Interrupted, located
 from persafl_lit.evaluate import FINETUNES, Finetune, Point, accuracy_of, evaluation_cost, loss_of, own_rule
 from persafl_lit.executors import Executor, Processes, Serial, Work, Worker
-from persafl_lit.experiment import Experiment, Interrupted, Observer, evaluated_clients, evaluation_moments
+from persafl_lit.experiment import Experiment, Observer, evaluated_clients, evaluation_moments
 from persafl_lit.models import MODELS
 from persafl_lit.timeline import Timeline
 
@@ -103,18 +102,19 @@ def run(
     observers: Sequence[Observer] | Callable[[Timeline], Sequence[Observer]] = (),
     should_stop: Callable[[], bool] = lambda: False,
     tags: dict[str, str] | None = None,
+    run_id: str | None = None,
 ) -> Result:
     """Run one experiment. `config` is a Config, a list of overrides or a dict of them; `model` a backbone of yours.
 
     `observers` watch the run (or a function that makes them once the timeline is known); when `should_stop()` turns true,
     the run writes a checkpoint and raises `Interrupted`. With `resume`, an interrupted run of the same config goes on. `tags`
-    go to the MLflow run.
+    go to the MLflow run; with `run_id` that is not a new one but this.
     """
     wall_start = time.monotonic()
     config = config if isinstance(config, Config) else compose(config)
     if model is not None:
         config = config.with_model(f"{type(model).__module__}.{type(model).__qualname__}")
-    with _quiet_single_threaded_torch():
+    with quiet_single_threaded_torch():
         federation = config.build("data", DATASETS).federation(config.clients, config.seed)
         timeline = config.timeline(federation.trained())
         if not len(timeline):
@@ -124,8 +124,8 @@ def run(
             backbone = check_backbone(model)
         else:
             backbone = build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
-        worker = Worker(_work(config, federation, copy.deepcopy(backbone)))
-        checkpoint = Checkpoint(checkpoint_path(config))
+        worker = Worker(work_of(config, federation, copy.deepcopy(backbone)))
+        checkpoint = Checkpoint(config.checkpoint_path)
         if config.checkpoint.every:
             checkpoint.check()
         evaluated = evaluated_clients(federation, config.eval.clients, config.seed)
@@ -135,7 +135,7 @@ def run(
                 rule,
                 executor,
                 config.eta,
-                evaluation_moments(timeline.horizon, config.eval.every, _affordable(worker.work, timeline, evaluated)),
+                evaluation_moments(timeline.horizon, config.eval.every, affordable_evaluations(worker.work, timeline, evaluated)),
                 evaluated,
                 config.eval.gradient,
                 checkpoint=checkpoint,
@@ -150,7 +150,7 @@ def run(
                 where = f"after update {experiment.state.arrivals} of {len(timeline)}" if saved else "nothing: no interrupted run of this config"
                 print(f"persafl: resuming {where}", file=sys.stderr)
             experiment.begin()  # the workers train while MLflow is imported
-            with _tracked(config, timeline, saved, tags) as tracker:
+            with _tracked(config, timeline, run_id or (saved or {}).get("extra", {}).get("run_id"), tags) as tracker:
                 experiment.observers = [*([tracker] if tracker else []), *(observers(timeline) if callable(observers) else observers)]
                 experiment.extra = lambda: {"run_id": tracker.known_run_id} if tracker else {}
                 experiment.run(identity)
@@ -181,7 +181,7 @@ def _notes(timeline: Timeline, buffer: int) -> tuple[str, ...]:
     return (f"the model never changed: only {len(timeline)} updates arrived and the server waits for {buffer}; raise horizon or lower method.buffer",)
 
 
-def _work(config: Config, federation: Federation, backbone: L.LightningModule) -> Work:
+def work_of(config: Config, federation: Federation, backbone: L.LightningModule) -> Work:
     """What the workers must know of a config."""
     objective = config.objective()
     rules: dict[str, Finetune] = {config.eval.finetune["name"]: config.build("eval.finetune", FINETUNES)}
@@ -218,27 +218,22 @@ def _executor(config: Config, worker: Worker, jobs: int) -> Executor:
     return Cluster(worker, lanes)
 
 
-def _affordable(work: Work, timeline: Timeline, evaluated: Sequence[int]) -> float:
+def affordable_evaluations(work: Work, timeline: Timeline, evaluated: Sequence[int]) -> float:
     """How many evaluations, the last one by all rules, cost a quarter of the run: a third of its training."""
     training = len(timeline) * work.local_steps * work.objective.cost * work.batch_size
     common, everything = (evaluation_cost(work.federation, evaluated, list(work.finetune.values())[:k], work.batch_size) for k in (1, None))
     return 1 + (training / 3 - everything) / common
 
 
-def checkpoint_path(config: Config) -> Path:
-    """Where an interrupted run of this config is kept."""
-    return Path(config.checkpoint.dir or "mlruns/checkpoints") / f"{config.hash()}.pt"
-
-
 @contextlib.contextmanager
-def _tracked(config: Config, timeline: Timeline, saved: dict[str, Any] | None, tags: dict[str, str] | None) -> Iterator[Tracker | None]:
+def _tracked(config: Config, timeline: Timeline, run_id: str | None, tags: dict[str, str] | None) -> Iterator[Tracker | None]:
     """A tracker, or None if tracking is off; however the run ends, the tracker is told."""
     if not config.tracking.enabled:
         yield None
         return
     from persafl_lit.tracking import Tracker
 
-    tracker = Tracker(config, (saved or {}).get("extra", {}).get("run_id"), tags)
+    tracker = Tracker(config, run_id, tags)
     tracker.begins(timeline)
     try:
         yield tracker
@@ -276,7 +271,7 @@ def _illustrate(result: Result, federation: Federation, tracker: Tracker) -> Non
 
 
 @contextlib.contextmanager
-def _quiet_single_threaded_torch() -> Iterator[None]:
+def quiet_single_threaded_torch() -> Iterator[None]:
     """One thread gives the same bits everywhere; the caller's setting comes back afterwards."""
     import logging
 

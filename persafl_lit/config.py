@@ -133,6 +133,11 @@ class Config:
         telling = {key: value for key, value in self.values.items() if key not in NEUTRAL}
         return hashlib.sha256(json.dumps(telling, sort_keys=True).encode()).hexdigest()[:16]
 
+    @property
+    def checkpoint_path(self) -> Path:
+        """Where an interrupted run of this config is kept."""
+        return Path(self.checkpoint.dir or "mlruns/checkpoints") / f"{self.hash()}.pt"
+
     def with_model(self, path: str) -> Config:
         """The same run around a model that was passed from Python: recorded, and told from others, by its class."""
         model = {"name": "custom", "path": path, "args": {}}
@@ -216,7 +221,7 @@ class Config:
 def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[Path] | None = None) -> Config:
     """conf/config.yaml, then the choices, then their defaults, then an experiment's values, then the overrides."""
     folders = conf_folders() if conf is None else conf
-    asked = _as_mapping(overrides)
+    asked = overrides_of(overrides)
     ends_by_updates = asked.get("updates") is not None and "horizon" not in asked
     preset = asked.pop("experiment", None)
     if preset is not None:
@@ -263,7 +268,7 @@ def _fit_method(method: dict[str, Any]) -> None:
     method.update(kept | fitted)
 
 
-def _as_mapping(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+def overrides_of(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(overrides, Mapping):
         return _plain_keys(dict(overrides))
     if isinstance(overrides, str):

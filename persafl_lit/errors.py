@@ -18,6 +18,10 @@ class ConfigError(PersaflError):
     """A key, a value or a combination of choices that cannot be run."""
 
 
+class TrackingError(ConfigError):
+    """A tracking store that cannot be reached."""
+
+
 class DataError(PersaflError):
     """A data set, a file or a partition that cannot be used."""
 
@@ -34,6 +38,12 @@ class DivergenceError(PersaflError):
     """A non-finite update; what was recorded before it is kept."""
 
     exit_code = 3
+
+
+class Interrupted(PersaflError):
+    """Asked to stop; a checkpoint has been written."""
+
+    exit_code = 130
 
 
 class ModelError(PersaflError):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from persafl_lit.checkpoint import Checkpoint, pack, unpack
 from persafl_lit.data.federation import Federation
-from persafl_lit.errors import ConfigError, DivergenceError, PersaflError
+from persafl_lit.errors import ConfigError, DivergenceError, Interrupted
 from persafl_lit.evaluate import Point
 from persafl_lit.executors import Evaluation, Executor, Task, Update
 from persafl_lit.server import Arrival, Rule, State
@@ -24,12 +24,6 @@ from persafl_lit.streams import rng
 from persafl_lit.timeline import Job, Timeline
 
 MOST_POINTS = 100_000
-
-
-class Interrupted(PersaflError):
-    """Asked to stop; a checkpoint has been written."""
-
-    exit_code = 130
 
 
 class Observer(Protocol):

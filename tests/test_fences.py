@@ -23,7 +23,7 @@ LAYERS = [
     {"report"},
     {"config", "tracking", "progress"},
     {"api"},
-    {"demo"},
+    {"demo", "sweep"},
     {"cli"},
     {"__main__", "__init__"},
 ]
@@ -79,7 +79,8 @@ def test_imports_go_downwards_only(path):
         ("torch", {"data", "models", "loss", "client", "evaluate", "executors", "checkpoint", "experiment", "api", "cli", "objectives", "tracking"}),
         ("lightning", {"client", "executors", "experiment"}),
         ("mlflow", {"tracking"}),
-        ("ray", {"executors"}),
+        ("ray", {"executors", "sweep"}),
+        ("optuna", {"sweep"}),
         ("omegaconf", {"config"}),
         ("matplotlib", {"timeline", "report"}),
         ("plotly", {"report"}),
@@ -97,7 +98,7 @@ def test_the_timeline_knows_nothing_but_numpy_and_only_drawing_plots():
         assert path.name == "drawing.py" or "matplotlib" not in used
 
 
-@pytest.mark.parametrize(("library", "file"), [("ray", "cluster.py"), ("mlflow", "store.py")])
+@pytest.mark.parametrize(("library", "file"), [("ray", "cluster.py"), ("mlflow", "store.py"), ("optuna", "adaptive.py")])
 def test_one_file_knows_the_library(library, file):
     users = {path.name for path in SOURCES for name in imports(path) if name.split(".")[0] == library}
     assert users == {file}

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from persafl_lit import compose, run
-from persafl_lit.errors import CheckpointError
-from persafl_lit.experiment import Interrupted
+from persafl_lit.errors import CheckpointError, Interrupted
 from persafl_lit.tracking import store_uri
 
 BASE = [

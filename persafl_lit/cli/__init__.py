@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from persafl_lit import __version__
-from persafl_lit.cli import data, run, timeline, tracking
+from persafl_lit.cli import data, run, sweep, timeline, tracking
 from persafl_lit.errors import PersaflError
 
 OVERRIDES = "group=choice or key=value, e.g. method=persafl_me method.lam=20 (see `persafl list`)"
@@ -46,6 +46,19 @@ def _parser() -> argparse.ArgumentParser:
     run_command.add_argument("--save-model", metavar="FILE", help="write the final model as a torch state dict")
     run_command.add_argument("--resume", action="store_true", help="continue the interrupted run of this config")
     run_command.set_defaults(command=run.run)
+
+    sweep_command = commands.add_parser("sweep", help="run many experiments from one file, go on where it was interrupted")
+    sweep_command.add_argument("file", help="a sweep file, or the name of a shipped one (see `persafl list`)")
+    sweep_command.add_argument("overrides", nargs="*", help=f"for all trials: {OVERRIDES}; also name=... and seeds=[0,1]")
+    sweep_command.add_argument("--dry-run", action="store_true", help="list the trials and estimate the time, start nothing")
+    sweep_command.add_argument("--workers", type=int, metavar="N", help="trials at a time (default: one per core, or what the cluster has room for)")
+    sweep_command.add_argument("--retry-failed", action="store_true", help="also try again what failed by nature, such as diverged trials")
+    sweep_command.add_argument("--json", action="store_true", help="print every trial as one JSON object on stdout")
+    sweep_command.add_argument("--launcher", choices=("local", "ray"), default="local", help="processes of this machine, or Ray tasks")
+    sweep_command.add_argument("--address", metavar="HOST:PORT", help="ray: the cluster (default: RAY_ADDRESS, else a local one)")
+    sweep_command.add_argument("--cpus", type=float, default=1.0, help="ray: CPUs per trial (default: 1)")
+    sweep_command.add_argument("--gpus", type=float, default=0.0, help="ray: GPUs per trial (default: 0)")
+    sweep_command.set_defaults(command=sweep.sweep)
 
     timeline_command = commands.add_parser("timeline", help="compute, save and draw a communication schedule, without training")
     timeline_command.add_argument("overrides", nargs="*", help=OVERRIDES)

@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
 
     config = compose(options.overrides)
     target = writable(options.save_model)
-    with _stdout_to_stderr() if options.json else nullcontext():
+    with stdout_to_stderr() if options.json else nullcontext():
         result = _run_with_progress(config, options.resume)
     if target is not None:
         import torch
@@ -38,18 +38,18 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_with_progress(config: Config, resume: bool) -> Result:
-    with _stop_on_signals() as stop:
-        from persafl_lit.api import checkpoint_path, run
+    with stop_on_signals() as stop:
+        from persafl_lit.api import run
         from persafl_lit.progress import ProgressBar
 
-        if checkpoint_path(config).exists() and not resume:
+        if config.checkpoint_path.exists() and not resume:
             print("persafl: an interrupted run of this config exists; this one starts anew (--resume would continue it)", file=sys.stderr)
         with ProgressBar(f"{config.name} on {config.data['name']}") as bar:
             return run(config, resume=resume, observers=bar.watch, should_stop=stop)
 
 
 @contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
+def stdout_to_stderr() -> Iterator[None]:
     """What others print (a model of yours, Ray's daemons) must not mix with our JSON object."""
     sys.stdout.flush()
     ours = os.dup(1)
@@ -63,7 +63,7 @@ def _stdout_to_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def _stop_on_signals() -> Iterator[Callable[[], bool]]:
+def stop_on_signals(after: str = "the update under way") -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C or SIGTERM asks the run to write a checkpoint and stop; the second stops it at once."""
     asked = False
 
@@ -72,7 +72,7 @@ def _stop_on_signals() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        print("\npersafl: stopping after the update under way (again to stop at once)", file=sys.stderr)
+        print(f"\npersafl: stopping after {after} (again to stop at once)", file=sys.stderr)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -37,7 +37,7 @@ class Cluster(Executor):
         super().__init__(worker, lanes)
         self._started = not ray.is_initialized()
         if self._started:
-            _connect(lanes)
+            connect(None, lanes, "executor=ray")
         self._name = uuid.uuid4().hex
         self._work_stored = ray.put(worker.work)
         self._models: dict[int, tuple[Tensor, Any]] = {}
@@ -113,15 +113,15 @@ def _from_bytes(vector: Any, worker: Worker) -> Tensor:
     return torch.from_numpy(vector.copy()).view(worker.dtype).to(worker.device)
 
 
-def _connect(lanes: int) -> None:
-    """The cluster that RAY_ADDRESS names, or a local one without dashboard and telemetry."""
-    address = os.environ.get("RAY_ADDRESS")
-    local: dict[str, Any] = {} if address else {"num_cpus": lanes, "include_dashboard": False}
+def connect(address: str | None, cpus: int, who: str) -> None:
+    """The cluster at `address` or that RAY_ADDRESS names, or a local one; without dashboard and telemetry."""
+    address = address or os.environ.get("RAY_ADDRESS")
+    local: dict[str, Any] = {} if address else {"num_cpus": cpus, "include_dashboard": False}
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
     except Exception as error:  # Ray raises many types; each is about the cluster
-        what = f"the cluster at RAY_ADDRESS={address}" if address else "a local Ray"
-        raise ConfigError(f"executor=ray cannot reach {what}: {first_line(error)}") from error
+        what = f"the cluster at {address}" if address else "a local Ray"
+        raise ConfigError(f"{who} cannot reach {what}: {first_line(error)}") from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # Ray has put its own in its place

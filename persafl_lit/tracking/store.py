@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from persafl_lit.errors import ConfigError, first_line
+from persafl_lit.errors import ConfigError, TrackingError, first_line
 from persafl_lit.report.record import Record
 from persafl_lit.timeline import from_csv
 from persafl_lit.tracking.unsent import SQLITE, Message
@@ -31,8 +31,6 @@ from mlflow.entities import Metric, Param, Run, RunStatus, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
 BATCH = 1000  # metrics MLflow takes in one call
-DESCRIPTION = """Runs of `persafl`. A metric's step is the number of server updates; its time is *simulated* time (relative time in the UI,
-in seconds, is simulated time). `accuracy.test` is the mean over clients after fine-tuning, `accuracy.global` without."""
 
 
 class Store:
@@ -52,7 +50,7 @@ class Store:
             found = self.client.get_experiment_by_name(name)
             if found is None:
                 artifacts = _beside(self.uri).as_uri() if self.uri.startswith(SQLITE) else None
-                return str(self.client.create_experiment(name, artifact_location=artifacts, tags=experiment_tags(DESCRIPTION)))
+                return str(self.client.create_experiment(name, artifact_location=artifacts, tags=experiment_tags()))
             if found.lifecycle_stage == "deleted":
                 raise ConfigError(f"the experiment {name!r} is deleted in this store; restore it or set another tracking.experiment")
             return str(found.experiment_id)
@@ -60,8 +58,12 @@ class Store:
     def create(self, experiment: str, name: str, params: dict[str, Any], tags: dict[str, str]) -> str:
         """A new run."""
         run_id = str(self.client.create_run(self.experiment(experiment), run_name=name, tags=tags).info.run_id)
-        self.client.log_batch(run_id, params=[Param(key, str(value)[:6000]) for key, value in params.items()])
+        self.describe(run_id, params)
         return run_id
+
+    def describe(self, run_id: str, params: dict[str, Any]) -> None:
+        """A run's parameters; telling them twice changes nothing."""
+        self.client.log_batch(run_id, params=[Param(key, str(value)[:6000]) for key, value in params.items()])
 
     def reopen(self, run_id: str) -> bool:
         """Go on with an interrupted run, if the store has it."""
@@ -123,17 +125,18 @@ class Store:
         everywhere = [experiment.experiment_id for experiment in self.client.search_experiments()]
         with contextlib.suppress(MlflowException):
             run = self.client.get_run(target)
-            return self._search(everywhere, f"tags.`mlflow.parentRunId` = '{run.info.run_id}'") or [run]
+            return self.search(everywhere, f"tags.`mlflow.parentRunId` = '{run.info.run_id}'") or [run]
         quoted = target.replace("'", "")
-        if quoted == target and (runs := self._search(everywhere, f"tags.`persafl.sweep` = '{target}' and tags.`persafl.trial` != ''")):
+        if quoted == target and (runs := self.search(everywhere, f"tags.`persafl.sweep` = '{target}' and tags.`persafl.trial` != ''")):
             return runs
         named = self.client.get_experiment_by_name(target)
         if named is None:
             names = sorted(experiment.name for experiment in self.client.search_experiments())
             raise ConfigError(f"{target!r} is no run, sweep or experiment in {self.uri}; its experiments are {', '.join(names) or 'none'}")
-        return self._search([named.experiment_id], "tags.`persafl.trial` != ''")
+        return self.search([named.experiment_id], "tags.`persafl.trial` != ''")
 
-    def _search(self, experiments: list[str], which: str) -> list[Run]:
+    def search(self, experiments: list[str], which: str) -> list[Run]:
+        """Newest first."""
         found: list[Run] = []
         token = None
         while True:
@@ -145,7 +148,7 @@ class Store:
 
     def _record(self, run: Run) -> Record:
         run_id, config = run.info.run_id, {key: _value(text) for key, text in run.data.params.items()}
-        results = json.loads(self._text(run_id, "results.json") or "{}")
+        results = json.loads(self.text(run_id, "results.json") or "{}")
         timeline = None
         with contextlib.suppress(Exception):  # whatever is wrong with it, a report does without
             path = self.client.download_artifacts(run_id, "timeline.csv")
@@ -174,7 +177,8 @@ class Store:
         whole = {name: [found[time] for time in times] for name, found in columns.items() if set(times) <= set(found)}
         return {"sim_time": [time / 1000 for time in times], **whole} if times else {}
 
-    def _text(self, run_id: str, name: str) -> str | None:
+    def text(self, run_id: str, name: str) -> str | None:
+        """An artifact, if it is there."""
         try:
             return Path(self.client.download_artifacts(run_id, name)).read_text()
         except (MlflowException, OSError):
@@ -186,7 +190,7 @@ def open_store(uri: str) -> Store:
     try:
         return Store(uri)
     except Exception as error:  # drivers and servers raise their own types
-        raise ConfigError(f"cannot reach the tracking store {uri}: {first_line(error)}") from error
+        raise TrackingError(f"cannot reach the tracking store {uri}: {first_line(error)}") from error
 
 
 def prepare(uri: str, experiment: str) -> None:

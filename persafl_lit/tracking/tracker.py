@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persafl_lit import __version__
-from persafl_lit.errors import ConfigError, first_line
+from persafl_lit.errors import TrackingError, first_line
 from persafl_lit.tracking.environment import environment, git_commit
 from persafl_lit.tracking.unsent import Message, keep, store_uri, sync, waiting
 
@@ -43,7 +43,7 @@ class Tracker:
         self._messages: deque[Message] = deque()
         self._changed = threading.Condition()
         self._opened = threading.Event()
-        self._failure: ConfigError | None = None
+        self._failure: TrackingError | None = None
         self._give_up_at = math.inf
         self._closing = False
         self._warned = False
@@ -136,7 +136,7 @@ class Tracker:
         try:
             store = self._open()
         except Exception as error:  # MLflow, its drivers and its servers raise their own types
-            self._failure = ConfigError(f"cannot track to tracking.uri={self.uri}: {first_line(error)}")
+            self._failure = TrackingError(f"cannot track to tracking.uri={self.uri}: {first_line(error)}")
             return
         finally:
             self._opened.set()
@@ -175,8 +175,7 @@ class Tracker:
             print(f"persafl: the interrupted run {self._run_id} is not in {self.uri}; its metrics go to a new one", file=sys.stderr)
             self._run_id = None
         if self._run_id is None:
-            tags = {"persafl.version": __version__, "persafl.method": config.name, "persafl.trial": config.hash(), **git_commit(), **self._tags}
-            self._run_id = store.create(config.tracking.experiment, config.label(), config.flat(), tags)
+            self._run_id = new_run(store, config, config.label(), self._tags)
         return store
 
     def _next(self) -> Message | None:
@@ -199,6 +198,12 @@ class Tracker:
         if not self._warned:
             print(f"persafl: tracking to {self.uri} fails, the run goes on and tries again: {first_line(error)}", file=sys.stderr)
         self._warned = True
+
+
+def new_run(store: Store, config: Config, name: str, tags: dict[str, str]) -> str:
+    """A run of this config in the store, with all that can be said before it begins."""
+    known = {"persafl.version": __version__, "persafl.method": config.name, "persafl.trial": config.hash(), **git_commit(), **tags}
+    return store.create(config.tracking.experiment, name, config.flat(), known)
 
 
 def _csv(rows: list[dict[str, float]]) -> str:

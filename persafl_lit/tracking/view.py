@@ -6,6 +6,7 @@ MLflow keeps shared views as tags of the experiment; `?viewStateShareKey=persafl
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 KEY = "persafl"
@@ -14,12 +15,16 @@ METRICS = ("accuracy.test", "accuracy.val", "accuracy.worst_decile", "accuracy.g
 SECTION = "persafl-comparison"
 
 
-def experiment_tags(description: str) -> dict[str, str]:
-    """What makes an experiment readable in the UI."""
+DESCRIPTION = """Runs of `persafl`. A metric's step is the number of server updates; its time is *simulated* time (relative time in the UI,
+in seconds, is simulated time). `accuracy.test` is the mean over clients after fine-tuning, `accuracy.global` without."""
+
+
+def experiment_tags(varied: Sequence[str] = ()) -> dict[str, str]:
+    """What makes an experiment readable in the UI; with the keys that a sweep varies in all its trials."""
     return {
-        "mlflow.note.content": description,
+        "mlflow.note.content": DESCRIPTION,
         "mlflow.experimentKind": "custom_model_development",
-        f"mlflow.sharedViewState.{KEY}": json.dumps(_view()),
+        f"mlflow.sharedViewState.{KEY}": json.dumps(_view(varied)),
     }
 
 
@@ -28,15 +33,16 @@ def link(address: str, experiment: str) -> str:
     return f"{address}/#/experiments/{experiment}/runs?viewStateShareKey={KEY}&compareRunsMode=CHART"
 
 
-def _view() -> dict[str, Any]:
+def _view(varied: Sequence[str]) -> dict[str, Any]:
+    columns = list(dict.fromkeys([*COLUMNS, *varied]))
     charts = [
         _line("accuracy.test", "time-relative", "personalised test accuracy over simulated time"),
         _line("accuracy.test", "step", "personalised test accuracy over server updates"),
         _line("accuracy.global", "time-relative", "accuracy of the shared model over simulated time"),
-        _parallel(),
+        _parallel(list(varied) or list(COLUMNS[1:5])),
     ]
     return {
-        "selectedColumns": [f"params.`{name}`" for name in COLUMNS] + [f"metrics.`{name}`" for name in METRICS],
+        "selectedColumns": [f"params.`{name}`" for name in columns] + [f"metrics.`{name}`" for name in METRICS],
         "runsHiddenMode": "FIRST_20_RUNS",
         "compareRunCharts": charts,
         "compareRunSections": [
@@ -60,6 +66,7 @@ def _line(metric: str, axis: str, title: str) -> dict[str, Any]:
     return {**_card("LINE", f"{metric}-{axis}", title), **own, **scales, "yAxisKey": "metric", "yAxisExpressions": [], "selectedXAxisMetricKey": ""}
 
 
-def _parallel() -> dict[str, Any]:
-    settings = {"selectedParams": list(COLUMNS[1:5]), "selectedMetrics": ["accuracy.val", "accuracy.test"], "showAllRuns": False}
+def _parallel(params: Sequence[str]) -> dict[str, Any]:
+    """The UI leaves runs out that lack one of `params`."""
+    settings = {"selectedParams": list(params), "selectedMetrics": ["accuracy.val", "accuracy.test"], "showAllRuns": False}
     return {**_card("PARALLEL", "settings", "settings against accuracy"), **settings}

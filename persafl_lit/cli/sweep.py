@@ -1,0 +1,158 @@
+"""`persafl sweep`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from persafl_lit.cli.run import stdout_to_stderr, stop_on_signals
+from persafl_lit.errors import ConfigError, PersaflError, closest
+
+if TYPE_CHECKING:
+    from persafl_lit.sweep.conduct import Launcher
+    from persafl_lit.sweep.outcome import Outcome
+    from persafl_lit.sweep.plan import Plan
+
+
+def sweep(options: argparse.Namespace) -> int:
+    from persafl_lit.sweep.plan import read_plan
+
+    plan = read_plan(sweep_file(options.file), options.overrides)
+    if options.workers is not None and options.workers < 1:
+        raise ConfigError(f"--workers must be >= 1; got {options.workers}")
+    if options.dry_run:
+        return _dry_run(plan, options.workers or os.cpu_count() or 1)
+    with stdout_to_stderr() if options.json else nullcontext(), stop_on_signals("the trials' updates under way") as stop:
+        from persafl_lit.sweep.conduct import sweep as conduct
+        from persafl_lit.tracking import store_uri
+
+        uri = store_uri(_text(plan.overrides.get("tracking.uri")))
+        outcomes = conduct(plan, _launcher(options, plan, uri), uri, stop, options.retry_failed)
+    if options.json:
+        print(json.dumps(_as_json(plan, outcomes)))
+    else:
+        _print(plan, outcomes)
+    return 3 if any(outcome.status == "failed" for outcome in outcomes) else 0
+
+
+def sweep_file(name: str) -> Path:
+    """A file, or one of the shipped sweeps by its name."""
+    shipped = sweeps()
+    path = Path(name)
+    if path.is_file():
+        return path
+    if path.name == name and path.stem in shipped:
+        return shipped[path.stem]
+    raise ConfigError(f"there is no sweep file {name}; shipped are {', '.join(shipped)}.{closest(name, shipped)}")
+
+
+def sweeps() -> dict[str, Path]:
+    """Shipped sweeps: sweeps/ inside an installed package, or beside the package in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    folder = next((folder for folder in (package / "sweeps", package.parent / "sweeps") if folder.is_dir()), package)
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def _launcher(options: argparse.Namespace, plan: Plan, uri: str) -> Launcher:
+    if options.launcher == "local":
+        from persafl_lit.sweep.conduct import sweep_folder
+        from persafl_lit.sweep.local import Local
+
+        return Local(options.workers or os.cpu_count() or 1, sweep_folder(plan))
+    try:
+        from persafl_lit.sweep.cluster import Cluster
+    except ImportError:
+        raise ConfigError("--launcher ray needs Ray; install it with: pip install 'persafl_lit[ray]'") from None
+    return Cluster(options.address, uri, options.cpus, options.gpus, options.workers or 0)
+
+
+# -- what it would do -------------------------------------------------------------------------------------------------
+
+
+def _dry_run(plan: Plan, lanes: int) -> int:
+    from persafl_lit.sweep.board import duration
+    from persafl_lit.sweep.trials import first_trials
+
+    if plan.search is not None and plan.search.how == "adaptive":
+        print(f"{plan.name}: {plan.search.trials} trials in each of {len(plan.blocks)} blocks, proposed one after the other")
+    trials = first_trials(plan)
+    for number, trial in enumerate(trials, 1):
+        print(f"{number:>4}  {trial.hash}  {trial.name}")
+    more = ""
+    if plan.two_stages and len(plan.seeds) > 1:
+        methods = len({trial.method for trial in trials})
+        more = f", then each method's best by {plan.select.metric} on {len(plan.seeds) - 1} more seeds: {methods * (len(plan.seeds) - 1)} trials"
+    print(f"{len(trials)} trials{more}")
+    try:
+        print("timing one visit of each kind ...", file=sys.stderr)
+        from persafl_lit.sweep.estimate import Estimate
+
+        estimate = Estimate()
+        seconds = estimate.of(trials, lanes)
+        if more:
+            each = [max(estimate.one(trial.config) for trial in trials if trial.method == method) for method in {trial.method for trial in trials}]
+            seconds += sum(each) * (len(plan.seeds) - 1) / lanes
+        print(f"about {duration(seconds)} with {lanes} at a time on this machine; nothing was started")
+    except PersaflError as error:
+        print(f"no estimate of the time: {error}")
+    return 0
+
+
+# -- what came of it --------------------------------------------------------------------------------------------------
+
+
+def _print(plan: Plan, outcomes: Sequence[Outcome]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from persafl_lit.sweep.conduct import sweep_folder
+    from persafl_lit.sweep.outcome import choose
+    from persafl_lit.sweep.trials import short
+
+    console = Console(highlight=False)
+    counts = Counter(outcome.status for outcome in outcomes)
+    console.print(f"{plan.name}: {len(outcomes)} trials, {', '.join(f'{count} {status}' for status, count in counts.items())}", soft_wrap=True)
+    table = Table(title=f"Each method's best setting by {plan.select.metric}, mean over seeds", title_justify="left", box=SIMPLE_HEAD)
+    kind = plan.select.metric.partition(".")[0]
+    for name in ("method", "setting"):
+        table.add_column(name)
+    for name in ("seeds", f"{kind}.val", f"{kind}.test"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for chosen in choose(outcomes, plan.select):
+        flat = chosen.trial.config.flat()
+        setting = " ".join(f"{short(key)}={flat.get(key, value)}" for key, value in chosen.trial.setting.items())
+        scores = [_spread(*chosen.over_seeds(f"{kind}.{split}")) for split in ("val", "test")]
+        table.add_row(chosen.trial.method, setting or "as configured", str(len(chosen.outcomes)), *scores)
+    if table.row_count:
+        console.print(table)
+    for outcome in outcomes:
+        if outcome.status == "failed":
+            console.print(f"failed: {outcome.trial.name}: {outcome.error}", soft_wrap=True, markup=False)
+    console.print(f"every trial: {sweep_folder(plan) / 'trials.csv'}", soft_wrap=True)
+    console.print(f"  persafl report {plan.name:<20} # figures, tables and one HTML page", soft_wrap=True)
+    console.print(f"  persafl ui {'':<24} # compare the trials in MLflow", soft_wrap=True)
+
+
+def _spread(mean: float, std: float) -> str:
+    return f"{mean:.4f}" if math.isnan(std) else f"{mean:.4f} +- {std:.4f}"
+
+
+def _as_json(plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    from persafl_lit.sweep.outcome import choose, table
+
+    chosen = [{"method": best.trial.method, "setting": dict(best.trial.setting)} for best in choose(outcomes, plan.select)]
+    rows = [row | {"run_id": outcome.run_id} for row, outcome in zip(table(outcomes), outcomes, strict=True)]
+    return {"sweep": plan.name, "chosen": chosen, "trials": rows}
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,304 @@
+"""A sweep from its plan to its table: hand out trials, hear what comes of them, and know what is done already."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from persafl_lit import errors
+from persafl_lit.errors import ConfigError, Interrupted
+from persafl_lit.sweep.board import Board
+from persafl_lit.sweep.outcome import Outcome, as_csv, choose, table
+from persafl_lit.sweep.perform import Message, Order, forget
+from persafl_lit.sweep.plan import Plan
+from persafl_lit.sweep.trials import Trial, first_trials, on_other_seeds
+from persafl_lit.tracking.family import PRUNED, Family
+
+ATTEMPTS = 3
+"""How often a trial is begun, in one sweep, before its accidents count as a failure."""
+STOPS_WITHIN = 60.0
+"""Seconds of wall time that trials under way have to write a checkpoint."""
+ACCIDENTS = ("WorkerError", "TrackingError")
+BY_NATURE = tuple(
+    name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.PersaflError) and name not in ACCIDENTS
+)
+"""Errors that would come again."""
+
+
+class Launcher(Protocol):
+    """Who runs trials: processes of this machine, or a Ray cluster."""
+
+    lanes: int
+
+    def begin(self, trials: int) -> None: ...
+    def free(self) -> bool: ...
+    def start(self, order: Order) -> None: ...
+    def events(self, wall_seconds: float) -> Iterator[tuple[str, Message]]: ...
+    def stop(self, trial: str | None = None) -> None: ...
+    def close(self) -> None: ...
+
+
+class Supply(Protocol):
+    """Where trials come from: a list, or a search that learns."""
+
+    def total(self) -> int: ...
+    def next(self) -> Trial | None:
+        """None when there is none to begin now; all are done when none is under way either."""
+
+    def waiting(self) -> Counter[str]:
+        """Trials to come, by method."""
+
+    def prunes(self, trial: Trial, message: Message) -> bool:
+        """At an evaluation: whether to give the trial up."""
+
+    def ends(self, outcome: Outcome) -> None: ...
+
+
+class Listed:
+    """Trials that are known beforehand."""
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self._trials = list(reversed(trials))
+        self._total = len(trials)
+
+    def total(self) -> int:
+        return self._total
+
+    def next(self) -> Trial | None:
+        return self._trials.pop() if self._trials else None
+
+    def waiting(self) -> Counter[str]:
+        return Counter(trial.method for trial in self._trials)
+
+    def prunes(self, trial: Trial, message: Message) -> bool:
+        return False
+
+    def ends(self, outcome: Outcome) -> None:
+        pass
+
+
+class Conductor:
+    """Walks one sweep. The store is the memory: a trial is done when its run there is."""
+
+    def __init__(
+        self, plan: Plan, launcher: Launcher, family: Family, uri: str, board: Board, should_stop: Callable[[], bool], retry_failed: bool = False
+    ) -> None:
+        self._plan, self._launcher, self._family, self._uri, self._board = plan, launcher, family, uri, board
+        self._should_stop, self._retry_failed = should_stop, retry_failed
+        self._before = family.children()
+        self._attempts: Counter[str] = Counter()
+        self._again: list[Trial] = []
+        self._running: dict[str, Trial] = {}
+        self._given_up: set[str] = set()
+        self._run_ids: dict[str, str] = {}
+        self._outcomes: dict[str, Outcome | None] = {}
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Of the trials that are done, in the order in which they were supplied."""
+        return [outcome for outcome in self._outcomes.values() if outcome is not None]
+
+    def conduct(self, supply: Supply) -> None:
+        """All trials, and in two stages each method's best on the other seeds."""
+        self._walk(supply)
+        if self._plan.two_stages and len(self._plan.seeds) > 1:
+            best = choose(self.outcomes, self._plan.select)
+            if not best:
+                raise ConfigError(f"nothing can be chosen for the second stage: no finished trial has {self._plan.select.metric}; see select.metric")
+            for chosen in best:
+                self._board.say(f"chosen by {self._plan.select.metric} on seed {self._plan.seeds[0]}: {chosen.trial.name}")
+            second = Listed(on_other_seeds(self._plan, [chosen.trial for chosen in best]))
+            self._board.total += second.total()
+            self._walk(second)
+
+    def _walk(self, supply: Supply) -> None:
+        while True:
+            while not self._should_stop() and self._launcher.free():
+                trial = self._again.pop() if self._again else supply.next()
+                if trial is None:
+                    break
+                if trial.hash in self._running:  # a search asks for the same again: it will hear
+                    continue
+                self._outcomes.setdefault(trial.hash, None)
+                if (known := self._known(trial)) is not None:
+                    self._record(supply, known, before=True)
+                else:
+                    self._start(trial)
+            self._board.waiting = supply.waiting()
+            if self._should_stop():
+                self._stop(supply)
+            if not self._running and not self._again:
+                return
+            self._hear(supply)
+
+    def abandon(self) -> None:
+        """End trials under way at once; the next sweep goes on from their checkpoints."""
+        self._launcher.close()
+        for trial in [*self._running.values(), *self._again]:
+            self._family.end(self._run_ids[trial.hash], "KILLED", "interrupted")
+
+    def _known(self, trial: Trial) -> Outcome | None:
+        """What is in the store about a trial that needs no work."""
+        child = self._before.get(trial.hash)
+        if (outcome := self._outcomes[trial.hash]) is not None:  # a search may ask for the same again
+            return outcome
+        if child is None or self._attempts[trial.hash]:
+            return None
+        if child.status == "FINISHED" and (summary := self._family.summary(child.run_id)) is not None:
+            forget(trial.config.checkpoint_path)  # killed between the end of its run and its own
+            return Outcome(trial, child.run_id, "finished", summary)
+        if child.pruned:
+            return Outcome(trial, child.run_id, "pruned")
+        if child.status == "FAILED" and child.error.partition(":")[0] in BY_NATURE and not self._retry_failed:
+            return Outcome(trial, child.run_id, "failed", error=child.error)
+        return None
+
+    def _start(self, trial: Trial) -> None:
+        run_id = self._family.child(trial.config, trial.name)
+        self._run_ids[trial.hash] = run_id
+        self._attempts[trial.hash] += 1
+        self._running[trial.hash] = trial
+        self._board.starts(trial)
+        self._launcher.start(Order(trial=trial.hash, config=trial.config.values, run_id=run_id, uri=self._uri, folder=os.getcwd()))
+
+    def _hear(self, supply: Supply) -> None:
+        for name, message in self._launcher.events(0.5):
+            trial = self._running.get(name)
+            if trial is None:
+                continue
+            run_id = self._run_ids[trial.hash]
+            if "summary" in message:
+                self._record(supply, Outcome(trial, run_id, "finished", message["summary"]))
+            elif "failed" in message:
+                self._family.end(run_id, "FAILED", message["failed"])
+                self._record(supply, Outcome(trial, run_id, "failed", error=message["failed"]))
+            elif "accident" in message:
+                self._accident(supply, trial, run_id, message["accident"])
+            elif "stopped" in message:
+                self._stopped(supply, trial, run_id)
+            elif "updates" in message:
+                self._board.goes_on(trial, message)
+                if "point" in message and supply.prunes(trial, message):
+                    self._given_up.add(trial.hash)
+                    self._launcher.stop(trial.hash)
+
+    def _accident(self, supply: Supply, trial: Trial, run_id: str, what: str) -> None:
+        """Another attempt goes on from the last checkpoint."""
+        del self._running[trial.hash]
+        self._board.leaves(trial)
+        if self._attempts[trial.hash] < ATTEMPTS:
+            self._board.say(f"persafl: {trial.name}: {what}; it is tried again")
+            self._again.append(trial)
+            return
+        error = what if what.partition(":")[0] in ACCIDENTS else f"WorkerError: {what}"
+        self._family.end(run_id, "FAILED", error)
+        self._record(supply, Outcome(trial, run_id, "failed", error=error))
+
+    def _stopped(self, supply: Supply, trial: Trial, run_id: str) -> None:
+        if trial.hash in self._given_up:
+            forget(trial.config.checkpoint_path)
+            self._family.end(run_id, "KILLED", tags={PRUNED: "worse than the median of the others"})
+            self._record(supply, Outcome(trial, run_id, "pruned"))
+            return
+        del self._running[trial.hash]
+        self._board.leaves(trial)
+
+    def _record(self, supply: Supply, outcome: Outcome, before: bool = False) -> None:
+        self._running.pop(outcome.trial.hash, None)
+        self._outcomes[outcome.trial.hash] = outcome
+        self._board.ends(outcome, before)
+        supply.ends(outcome)
+
+    def _stop(self, supply: Supply) -> None:
+        self._launcher.stop()
+        give_up_at = time.monotonic() + STOPS_WITHIN
+        while self._running and time.monotonic() < give_up_at:
+            self._hear(supply)
+        raise Interrupted(f"stopped: {len(self.outcomes)} of {self._board.total} trials are done; the same command goes on")
+
+
+def supply_of(plan: Plan, folder: Path) -> Supply:
+    if plan.search is None or plan.search.how == "random":
+        return Listed(first_trials(plan))
+    try:
+        from persafl_lit.sweep.adaptive import Adaptive
+    except ImportError:
+        raise ConfigError("search.how=adaptive needs Optuna; install it with: pip install 'persafl_lit[search]'") from None
+    return Adaptive(plan, folder)
+
+
+def sweep(plan: Plan, launcher: Launcher, uri: str, should_stop: Callable[[], bool] = lambda: False, retry_failed: bool = False) -> list[Outcome]:
+    """Run what is not done of a sweep, and keep its table. `uri` is the tracking store."""
+    from persafl_lit.tracking import sync
+    from persafl_lit.tracking.store import open_store
+
+    folder = sweep_folder(plan)
+    with _alone(plan, folder), contextlib.closing(launcher):
+        supply = supply_of(plan, folder)
+        store = open_store(uri)
+        sync(uri)
+        experiment = str(plan.overrides.get("tracking.experiment", plan.name))
+        family = Family(store, experiment, plan.name, common_keys(plan))
+        family.tell(text=plan.source.text, name="sweep.yaml")
+        done = sum(child.status == "FINISHED" for child in family.children().values())
+        launcher.begin(supply.total() - done)
+        status = "KILLED"
+        with Board(plan.name, supply.total(), launcher.lanes) as board:
+            conductor = Conductor(plan, launcher, family, uri, board, should_stop, retry_failed)
+            try:
+                conductor.conduct(supply)
+                status = "FINISHED"
+            finally:
+                conductor.abandon()
+                _keep(family, folder, conductor.outcomes)
+                family.tell(status=status, end_time=int(time.time() * 1000))
+    return conductor.outcomes
+
+
+def sweep_folder(plan: Plan) -> Path:
+    """What a sweep leaves beside the store: its table, and its processes' own words."""
+    return Path("mlruns/sweeps") / plan.name
+
+
+def common_keys(plan: Plan) -> list[str]:
+    """The keys that every block varies: what the UI can put side by side."""
+    first, *others = plan.blocks
+    return [key for key in first.varied if key != "method" and all(key in block.varied for block in others)]
+
+
+def _keep(family: Family, folder: Path, outcomes: Sequence[Outcome]) -> None:
+    rows = table(outcomes)
+    if not rows:
+        return
+    (folder / "trials.csv").write_text(as_csv(rows), encoding="utf-8")
+    family.tell(text=as_csv(rows), name="trials.csv")
+    family.tell(table={column: [row[column] for row in rows] for column in rows[0]}, name="trials.json")
+    counts = Counter(outcome.status for outcome in outcomes)
+    now = int(time.time() * 1000)
+    family.tell(metrics=[[f"trials.{status}", counts[status], now, len(rows)] for status in ("finished", "failed", "pruned")])
+
+
+@contextlib.contextmanager
+def _alone(plan: Plan, folder: Path) -> Iterator[None]:
+    """One launcher per sweep and folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            process = lock.read().strip() or "unknown"
+            raise ConfigError(f"the sweep {plan.name} is under way already (process {process}); wait for it or stop it") from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)

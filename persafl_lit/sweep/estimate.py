@@ -1,0 +1,81 @@
+"""How long a sweep will take: visits and evaluations of each trial are counted, and some of each kind are timed here."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from persafl_lit.api import affordable_evaluations, quiet_single_threaded_torch, work_of
+from persafl_lit.client import build_backbone
+from persafl_lit.config import Config
+from persafl_lit.data import DATASETS
+from persafl_lit.executors import Task, Worker
+from persafl_lit.experiment import evaluated_clients, evaluation_moments
+from persafl_lit.models import MODELS
+from persafl_lit.sweep.trials import Trial
+
+START, EACH = 10.0, 3.0
+"""Seconds of wall time until processes have imported everything, and that a trial takes beside its arithmetic (data, tracking, picture)."""
+REPEATS = 5
+
+
+class Estimate:
+    """Wall seconds of trials on this machine, one torch thread each."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, Worker] = {}
+        self._speeds: dict[str, tuple[float, float]] = {}
+
+    def of(self, trials: Sequence[Trial], lanes: int) -> float:
+        """With `lanes` at a time."""
+        work = [self.one(trial.config) for trial in trials]
+        return START + max(sum(work) / lanes, max(work, default=0.0))
+
+    def one(self, config: Config) -> float:
+        with quiet_single_threaded_torch():
+            worker = self._worker(config)
+            visit, evaluation = self._seconds(config, worker)
+        work = worker.work
+        timeline = config.timeline(work.federation.trained())
+        evaluated = evaluated_clients(work.federation, config.eval.clients, config.seed)
+        affordable = affordable_evaluations(work, timeline, evaluated)
+        points = len(evaluation_moments(timeline.horizon, config.eval.every, affordable))
+        return EACH + len(timeline) * visit + (points + len(work.finetune) - 1) * len(evaluated) * evaluation
+
+    def _worker(self, config: Config) -> Worker:
+        key = _key(config, "data", "model", "clients", "method", "batch_size", "precision", "local_steps")
+        if key not in self._workers:
+            federation = config.build("data", DATASETS).federation(config.clients, config.seed)
+            backbone = build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
+            self._workers[key] = Worker(work_of(config, federation, backbone))
+        return self._workers[key]
+
+    def _seconds(self, config: Config, worker: Worker) -> tuple[float, float]:
+        """Of one client's visit, and of one client's evaluation by one rule."""
+        key = _key(config, "data", "model", "method", "batch_size", "precision", "local_steps", "eval")
+        if key not in self._speeds:
+            control = worker.start * 0 if worker.work.objective.control else None
+            clients = [index % worker.work.federation.trained() for index in range(REPEATS + 1)]
+            visit = _usual(lambda client: worker.train(Task(client, 0, worker.start, control)), clients)
+            self._speeds[key] = visit, _usual(lambda client: worker.evaluate(Task(client, 0, worker.start, rules=1)), clients)
+        return self._speeds[key]
+
+
+def _usual(work: Callable[[int], Any], clients: Sequence[int]) -> float:
+    """The median time of a piece of work; the first one warms up."""
+    seconds = []
+    for client in clients:
+        start = time.perf_counter()
+        work(client)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])
+
+
+def _key(config: Config, *groups: str) -> str:
+    values: dict[str, Any] = {group: config.values[group] for group in groups}
+    if "method" in values:  # its step sizes change no time
+        values["method"] = {key: config.method.get(key) for key in ("name", "objective", "inner_steps", "hvp")}
+    return json.dumps(values, sort_keys=True)

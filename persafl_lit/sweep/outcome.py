@@ -1,0 +1,103 @@
+"""What came of trials: the table of a sweep, and each method's best setting."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from persafl_lit.nested import get
+from persafl_lit.sweep.plan import Select
+from persafl_lit.sweep.trials import Trial
+
+COLUMNS = (
+    "accuracy.val",
+    "accuracy.test",
+    "accuracy.std",
+    "accuracy.worst_decile",
+    "accuracy.global",
+    "loss.val",
+    "loss.test",
+    "updates",
+    "sim_time",
+    "grad_evals",
+    "staleness.mean",
+    "staleness.max",
+    "dropped",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    trial: Trial
+    run_id: str
+    status: str
+    """finished, failed or pruned."""
+    summary: Mapping[str, Any] | None = None
+    error: str = ""
+
+    def value(self, column: str) -> Any:
+        return None if self.summary is None else get(self.summary, column)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A setting and what its seeds came to."""
+
+    outcomes: tuple[Outcome, ...]
+    score: float
+
+    @property
+    def trial(self) -> Trial:
+        return self.outcomes[0].trial
+
+    def over_seeds(self, column: str) -> tuple[float, float]:
+        """Mean and sample standard deviation; nan where there is none."""
+        values = [float(value) for outcome in self.outcomes if (value := outcome.value(column)) is not None]
+        return (statistics.fmean(values) if values else math.nan), (statistics.stdev(values) if len(values) > 1 else math.nan)
+
+
+def choose(outcomes: Sequence[Outcome], select: Select) -> list[Chosen]:
+    """Each method's best setting by the mean over seeds, the best method first. A setting with fewer finished seeds than another
+    of its method has not been tried as hard, and does not compete."""
+    settings: dict[str, dict[str, list[Outcome]]] = {}
+    for outcome in outcomes:
+        if outcome.summary is not None and math.isfinite(select.score(outcome.summary)):
+            key = repr((outcome.trial.block.number, sorted(outcome.trial.setting.items())))
+            settings.setdefault(outcome.trial.method, {}).setdefault(key, []).append(outcome)
+    chosen = []
+    for tried in settings.values():
+        most = max(map(len, tried.values()))
+        whole = [runs for runs in tried.values() if len(runs) == most]
+        scored = [Chosen(tuple(runs), statistics.fmean(select.score(run.summary or {}) for run in runs)) for runs in whole]
+        chosen.append(max(scored, key=lambda found: found.score))
+    return sorted(chosen, key=lambda found: -found.score)
+
+
+def table(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """One row per trial, with nothing in it that would differ if the sweep were done again."""
+    varied = list(dict.fromkeys(key for outcome in outcomes for key in outcome.trial.setting if key != "method"))
+    rows = []
+    for outcome in outcomes:
+        flat = outcome.trial.config.flat()
+        row = {"method": outcome.trial.method, **{key: _text(flat.get(key, flat.get(f"{key}.name"))) for key in varied}, "seed": outcome.trial.seed}
+        row |= {"status": outcome.status, **{column: outcome.value(column) for column in COLUMNS}}
+        rows.append(row | {"trial": outcome.trial.hash, "error": outcome.error})
+    return rows
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return text.getvalue()
+
+
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, (list, dict)) else value

@@ -1,0 +1,87 @@
+"""One trial, in whatever process: go on from its checkpoint if there is one, and say what came of it in plain values."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypedDict
+
+from persafl_lit.errors import CheckpointError, Interrupted, PersaflError, TrackingError, WorkerError, located
+
+EVERY = 0.5
+"""Seconds of wall time between words about progress."""
+
+Message = dict[str, Any]
+
+
+class Order(TypedDict):
+    """A trial on its way to a process."""
+
+    trial: str
+    config: dict[str, Any]
+    run_id: str
+    uri: str
+    folder: str
+    """Where the sweep was started: relative paths mean this folder, where it exists."""
+
+
+class Watcher:
+    """A run's observer that passes progress on."""
+
+    def __init__(self, tell: Callable[[Message], None]) -> None:
+        self._tell = tell
+        self._told_at = 0.0
+        self._total = 0
+
+    def watch(self, timeline: Any) -> list[Watcher]:
+        self._total = len(timeline)
+        self._tell({"updates": 0, "total": self._total})
+        return [self]
+
+    def on_update(self, index: int, job: Any, staleness: int, loss: float) -> None:
+        now = time.monotonic()
+        if now - self._told_at >= EVERY:
+            self._told_at = now
+            self._tell({"updates": index + 1, "total": self._total})
+
+    def on_point(self, point: Any) -> None:
+        metrics = {key: value for key, value in point.metrics().items() if key in ("accuracy.val", "accuracy.test", "loss.val", "loss.test")}
+        self._tell({"updates": point.updates, "total": self._total, "point": metrics})
+
+
+def forget(checkpoint: Path) -> None:
+    """Remove what is kept of an interrupted run."""
+    for file in checkpoint.parent.glob(f"{checkpoint.stem}.*"):
+        file.unlink(missing_ok=True)
+
+
+def perform(order: Order, tell: Callable[[Message], None], should_stop: Callable[[], bool]) -> Message:
+    """Exactly one of: summary, stopped, failed (by nature: it would fail again) or accident (worth another attempt)."""
+    from persafl_lit.api import run
+    from persafl_lit.config import compose
+
+    with contextlib.suppress(OSError):
+        os.chdir(order["folder"])
+    config = compose(order["config"] | {"tracking.uri": order["uri"]})
+
+    def attempt(resume: bool) -> Message:
+        result = run(config, resume=resume, observers=Watcher(tell).watch, should_stop=should_stop, run_id=order["run_id"])
+        return {"summary": result.summary()}
+
+    try:
+        try:
+            return attempt(resume=True)
+        except CheckpointError:  # one that cannot be used is no reason to lose the trial
+            forget(config.checkpoint_path)
+            return attempt(resume=False)
+    except Interrupted:
+        return {"stopped": True}
+    except (WorkerError, TrackingError) as error:
+        return {"accident": f"{type(error).__name__}: {error}"}
+    except PersaflError as error:
+        return {"failed": f"{type(error).__name__}: {error}"}
+    except Exception as error:
+        return {"accident": located(error)}

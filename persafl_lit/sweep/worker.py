@@ -1,0 +1,55 @@
+"""A process that does trials for a local sweep: orders come as lines on stdin, words about them go out as lines on stdout.
+
+When stdin ends, the launcher is gone, and so is this process at once: nobody else may find its trial under way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+
+from persafl_lit.sweep.perform import Message, perform
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the launcher, which asks us to stop
+        signal.signal(number, signal.SIG_IGN)
+    voice = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what others print must not mix with our lines
+    orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    stop = threading.Event()
+    threading.Thread(target=_listen, args=(orders, stop), daemon=True).start()
+
+    def tell(message: Message) -> None:
+        try:
+            voice.write(json.dumps(message) + "\n")
+            voice.flush()
+        except BrokenPipeError:
+            os._exit(1)
+
+    import persafl_lit.api
+    import persafl_lit.tracking.store  # noqa: F401  (both take seconds: while the launcher prepares)
+
+    tell({"ready": True})
+    while True:
+        order = orders.get()
+        tell(perform(order, tell, stop.is_set))  # type: ignore[arg-type]
+        stop.clear()
+
+
+def _listen(orders: queue.SimpleQueue[Message], stop: threading.Event) -> None:
+    for line in sys.stdin:
+        message = json.loads(line)
+        if "stop" in message:
+            stop.set()
+        else:
+            orders.put(message)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""A sweep in MLflow: a parent run, and a child for every trial. What is there says what is done."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from persafl_lit import __version__
+from persafl_lit.errors import TrackingError, first_line
+from persafl_lit.tracking.environment import git_commit
+from persafl_lit.tracking.store import Store
+from persafl_lit.tracking.tracker import new_run
+from persafl_lit.tracking.unsent import Message, keep
+from persafl_lit.tracking.view import experiment_tags
+
+if TYPE_CHECKING:
+    from persafl_lit.config import Config
+
+PRUNED = "persafl.pruned"
+
+
+@dataclass(frozen=True)
+class Child:
+    """A trial as the store knows it."""
+
+    run_id: str
+    status: str
+    """RUNNING also when its process is gone."""
+    error: str
+    pruned: bool = False
+
+
+class Family:
+    """The parent is known by the sweep's name, a child by the hash of its config: begun again, a sweep finds both."""
+
+    def __init__(self, store: Store, experiment: str, name: str, columns: Sequence[str]) -> None:
+        self._store, self._name = store, name
+        self._experiment = store.experiment(experiment)
+        for key, value in experiment_tags(columns).items():
+            store.client.set_experiment_tag(self._experiment, key, value)
+        parents = store.search([self._experiment], f"tags.`persafl.sweep` = '{name}' and tags.`persafl.kind` = 'sweep'")
+        if parents:
+            self.parent = str(parents[-1].info.run_id)
+            store.reopen(self.parent)
+        else:
+            tags = {"persafl.sweep": name, "persafl.kind": "sweep", "persafl.version": __version__, **git_commit()}
+            self.parent = str(store.client.create_run(self._experiment, run_name=name, tags=tags).info.run_id)
+        self._children: dict[str, Child] = {}
+        for run in store.search([self._experiment], f"tags.`mlflow.parentRunId` = '{self.parent}'"):
+            tags = run.data.tags
+            child = Child(run.info.run_id, run.info.status, tags.get("persafl.error", ""), PRUNED in tags)
+            known = self._children.setdefault(tags.get("persafl.trial", ""), child)
+            if known is not child and known.status != "FINISHED":  # a copied store, or a launcher that was thought dead
+                self._children[tags["persafl.trial"]] = child
+
+    def children(self) -> dict[str, Child]:
+        """By the hash of the trial's config."""
+        return dict(self._children)
+
+    def child(self, config: Config, name: str) -> str:
+        """The run of a trial: the one it has, or a new one."""
+        give_up_at = time.monotonic() + config.tracking.patience
+        while True:
+            try:
+                return self._child(config, name)
+            except Exception as error:  # MLflow, its drivers and its servers raise their own types
+                if self._store.refuses(error) or time.monotonic() > give_up_at:
+                    raise TrackingError(f"{self._store.uri} takes no new run: {first_line(error)}; the same command goes on later") from None
+                time.sleep(1.0)
+
+    def _child(self, config: Config, name: str) -> str:
+        known = self._children.get(config.hash())
+        if known is not None:
+            self._store.describe(known.run_id, config.flat())  # its making may have been interrupted
+            return known.run_id
+        run_id = new_run(self._store, config, name, {"persafl.sweep": self._name, "mlflow.parentRunId": self.parent})
+        self._children[config.hash()] = Child(run_id, "RUNNING", "")
+        return run_id
+
+    def summary(self, run_id: str) -> dict[str, Any] | None:
+        """What a finished child came to; None if that is not in the store."""
+        try:
+            found = json.loads(self._store.text(run_id, "summary.json") or "null")
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) else None
+
+    def end(self, run_id: str, status: str, error: str = "", tags: dict[str, str] | None = None) -> None:
+        """Close a child whose process could not."""
+        self._send(run_id, {"tags": {"persafl.error": error, **(tags or {})}}, {"status": status, "end_time": int(time.time() * 1000)})
+
+    def tell(self, **message: Any) -> None:
+        """Of the sweep as a whole."""
+        self._send(self.parent, message)
+
+    def _send(self, run_id: str, *messages: Message) -> None:
+        """What a store that is away does not take is kept and sent later."""
+        try:
+            for message in messages:
+                self._store.send(run_id, message)
+        except Exception as error:  # MLflow, its drivers and its servers raise their own types
+            keep(self._store.uri, run_id, messages)
+            print(f"persafl: {self._store.uri} is away, its record waits for `persafl sync`: {first_line(error)}", file=sys.stderr)
