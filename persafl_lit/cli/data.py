@@ -49,6 +49,7 @@ def _prepare(name: str, root: str) -> str:
 
 
 def listing(options: argparse.Namespace) -> int:
+    from persafl_lit.cli.sweep import sweeps
     from persafl_lit.config import choices
 
     titles = {
@@ -65,4 +66,7 @@ def listing(options: argparse.Namespace) -> int:
         for name, line in choices(group).items():
             print(f"  {name:<16} {line}")
         print()
+    print("persafl sweep")
+    for name, path in sweeps().items():
+        print(f"  {name:<16} {path.read_text(encoding='utf-8').partition(chr(10))[0].lstrip('# ')}")
     return 0

@@ -148,7 +148,9 @@ class Task:
 
 
 def best(trials: Sequence[Trial]) -> Trial:
-    return min(trials, key=Trial.rank)
+    """A setting with fewer finished seeds than another has not been tried as hard, and does not compete."""
+    most = max(len(trial.runs) for trial in trials)
+    return min((trial for trial in trials if len(trial.runs) == most), key=Trial.rank)
 
 
 def tasks_of(records: Sequence[Record]) -> list[Task]:

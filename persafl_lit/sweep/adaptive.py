@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,10 @@ class Study:
 
     def ended(self) -> list[optuna.trial.FrozenTrial]:
         return [found for found in self.study.get_trials(deepcopy=False) if found.state.is_finished()]
+
+    def reported(self, proposed: optuna.trial.Trial) -> Collection[int]:
+        """The evaluations that Optuna knows of a trial."""
+        return dict(self.study.get_trials(deepcopy=False)[proposed.number].intermediate_values)
 
     def ask(self) -> tuple[optuna.trial.Trial, Trial] | None:
         if self._left:
@@ -105,8 +109,10 @@ class Adaptive:
         if value is None or value != value:
             return False
         self._steps[trial.hash] += 1
-        _, proposed = self._under_way[trial.hash][0]
-        proposed.report(self._plan.select.sign * value, self._steps[trial.hash])
+        step = self._steps[trial.hash]
+        study, proposed = self._under_way[trial.hash][0]
+        if step not in study.reported(proposed):  # a resumed trial tells its evaluations again
+            proposed.report(self._plan.select.sign * value, step)
         return message["updates"] < message["total"] and bool(proposed.should_prune())
 
     def ends(self, outcome: Outcome) -> None:

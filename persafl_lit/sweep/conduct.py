@@ -180,11 +180,13 @@ class Conductor:
                 self._record(supply, Outcome(trial, run_id, "failed", error=message["failed"]))
             elif "accident" in message:
                 self._accident(supply, trial, run_id, message["accident"])
-            elif "stopped" in message:
+            elif "stopped" in message and (trial.hash in self._given_up or self._should_stop()):
                 self._stopped(supply, trial, run_id)
+            elif "stopped" in message:
+                self._accident(supply, trial, run_id, "it stopped unasked")
             elif "updates" in message:
                 self._board.goes_on(trial, message)
-                if "point" in message and supply.prunes(trial, message):
+                if "point" in message and trial.hash not in self._given_up and supply.prunes(trial, message):
                     self._given_up.add(trial.hash)
                     self._launcher.stop(trial.hash)
 

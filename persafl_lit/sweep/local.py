@@ -80,7 +80,7 @@ class Local:
         """Ask a trial, or all, to write a checkpoint and end."""
         for seat in self._seats:
             if seat.order and trial in (None, seat.order["trial"]):
-                seat.send({"stop": True})
+                seat.send({"stop": seat.order["trial"]})
 
     def close(self) -> None:
         """End the processes; those that are still at a trial are killed."""

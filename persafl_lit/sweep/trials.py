@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from persafl_lit.config import Config, compose
-from persafl_lit.errors import ConfigError
+from persafl_lit.errors import ConfigError, PersaflError
 from persafl_lit.streams import rng
 from persafl_lit.sweep.plan import Block, Plan, Range
+from persafl_lit.timeline import DELAYS, SCHEDULES
 
 DIGITS = 4
 """Of a value drawn from a range: enough to differ, and short in a name."""
@@ -76,7 +77,9 @@ def make_trial(plan: Plan, block: Block, setting: Setting, seed: int) -> Trial:
     own = {"executor": "serial", "tracking.experiment": plan.name, "checkpoint.dir": f"mlruns/checkpoints/{plan.name}"}
     try:
         config = compose(own | asked)
-    except ConfigError as error:
+        config.build("schedule", SCHEDULES)
+        config.build("delays", DELAYS)
+    except PersaflError as error:
         keys = [key for key in (*block.varied, *block.fixed) if key in str(error)]
         raise ConfigError(f"{plan.place(block, max(keys, key=len) if keys else None)}: {error}") from None
     if not config.tracking.enabled:

@@ -21,8 +21,8 @@ def main() -> None:
     voice = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what others print must not mix with our lines
     orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    stop = threading.Event()
-    threading.Thread(target=_listen, args=(orders, stop), daemon=True).start()
+    stopping: set[str] = set()
+    threading.Thread(target=_listen, args=(orders, stopping), daemon=True).start()
 
     def tell(message: Message) -> None:
         try:
@@ -37,15 +37,15 @@ def main() -> None:
     tell({"ready": True})
     while True:
         order = orders.get()
-        tell(perform(order, tell, stop.is_set))  # type: ignore[arg-type]
-        stop.clear()
+        tell(perform(order, tell, lambda trial=order["trial"]: trial in stopping))  # type: ignore[arg-type,misc]
+        stopping.clear()
 
 
-def _listen(orders: queue.SimpleQueue[Message], stop: threading.Event) -> None:
+def _listen(orders: queue.SimpleQueue[Message], stopping: set[str]) -> None:
     for line in sys.stdin:
         message = json.loads(line)
-        if "stop" in message:
-            stop.set()
+        if "stop" in message:  # it names its trial, which may be over by now
+            stopping.add(message["stop"])
         else:
             orders.put(message)
     os._exit(1)

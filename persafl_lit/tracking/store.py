@@ -41,8 +41,10 @@ class Store:
         logging.getLogger("mlflow").setLevel(logging.ERROR)
         self.uri = uri
         with _one_at_a_time(uri):
+            if uri.startswith(SQLITE):
+                _create(Path(uri.removeprefix(SQLITE)))
             self.client = mlflow.MlflowClient(tracking_uri=uri)
-            self.client.search_experiments(max_results=1)  # creates the tables
+            self.client.search_experiments(max_results=1)
 
     def experiment(self, name: str) -> str:
         """The id of an experiment, which is made if it does not exist yet."""
@@ -233,9 +235,22 @@ def _beside(uri: str) -> Path:
     return Path(uri.removeprefix(SQLITE)).parent.absolute() / "artifacts"
 
 
+def _create(path: Path) -> None:
+    """A sqlite store, whole or not there: MLflow makes its tables in a hundred steps, and a process may be killed at any of them.
+    In WAL mode, so that many may write."""
+    if not path.exists():
+        building = path.with_suffix(".building")
+        for leftover in path.parent.glob(f"{building.name}*"):
+            leftover.unlink()
+        mlflow.MlflowClient(tracking_uri=f"{SQLITE}{building}").search_experiments(max_results=1)  # makes the tables
+        os.replace(building, path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+
+
 @contextlib.contextmanager
 def _one_at_a_time(uri: str) -> Iterator[None]:
-    """A sqlite store is created by one process at a time, and then in WAL mode so that many may write."""
+    """Whatever is made in a sqlite store only if it is not there yet is made by one process at a time."""
     if not uri.startswith(SQLITE):
         yield
         return
@@ -244,10 +259,6 @@ def _one_at_a_time(uri: str) -> Iterator[None]:
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            new = not path.exists()
             yield
-            if new:
-                with contextlib.closing(sqlite3.connect(path)) as connection:
-                    connection.execute("PRAGMA journal_mode=WAL")
         finally:
             fcntl.flock(lock, fcntl.LOCK_UN)  # closing would not do: a process forked meanwhile holds the file, too

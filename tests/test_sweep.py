@@ -1,0 +1,275 @@
+"""Sweep files and their trials: what is refused, what is varied, what is chosen; no process is started here."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from persafl_lit.cli import main
+from persafl_lit.cli.sweep import sweeps
+from persafl_lit.errors import ConfigError, PersaflError
+from persafl_lit.sweep.board import Board, duration
+from persafl_lit.sweep.conduct import common_keys
+from persafl_lit.sweep.outcome import Outcome, as_csv, choose, table
+from persafl_lit.sweep.plan import plan_of
+from persafl_lit.sweep.source import Source
+from persafl_lit.sweep.trials import first_trials, on_other_seeds
+
+GOOD = """name: good
+overrides: [model=logistic, updates=10]
+grid:
+  - {method: fedasync, method.beta: [0.8, 1.0]}
+  - {method: persafl_me, method.lam: [20, 2.5e1], schedule.tau: [10, null]}
+seeds: [0, 1]
+"""
+
+
+def plan(text, *overrides):
+    return plan_of(Source("some.yaml", text), "some", overrides)
+
+
+def test_a_grid_is_the_product_of_its_lists_on_every_seed():
+    trials = first_trials(plan(GOOD))
+    assert [trial.name for trial in trials][:4] == [f"fedasync beta={beta} seed={seed}" for beta in (0.8, 1.0) for seed in (0, 1)]
+    assert len(trials) == 2 * 2 + 4 * 2
+    last = trials[-1].config
+    assert (last.method["lam"], last.schedule["tau"], last.seed, last.updates) == (25.0, None, 1, 10)
+    assert last.tracking.experiment == "good"
+    assert last.executor == "serial"
+    assert len({trial.hash for trial in trials}) == len(trials)
+
+
+def test_a_trial_is_the_run_that_the_same_overrides_make():
+    from persafl_lit.config import compose
+
+    trial = first_trials(plan(GOOD))[0]
+    assert trial.hash == compose(["model=logistic", "updates=10", "method=fedasync", "method.beta=0.8", "seed=0"]).hash()
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "message"),
+    [
+        (GOOD.replace("seeds:", "seed:"), 6, "unknown key 'seed'; a sweep file has name, overrides"),
+        (GOOD.replace("[0.8, 1.0]", "[]"), 4, "an empty list makes an empty grid"),
+        (GOOD.replace("[0.8, 1.0]", "[0.8, 0.8]"), 4, "'fedasync beta=0.8 seed=0' is there twice"),
+        (GOOD.replace("method.beta", "method.lam"), 4, "unknown key 'method.lam'; method=fedasync has"),
+        (GOOD.replace("method: fedasync", "method: fedasinc"), 4, "unknown method 'fedasinc'"),
+        (GOOD.replace("schedule.tau: [10, null]", "schedule.tau: [10, -1]"), 5, "tau"),
+        (GOOD.replace("schedule.tau: [10, null]", "schedule.tau: {low: 1, high: 9}"), 5, "a range needs a search"),
+        (GOOD.replace("seeds: [0, 1]", "seeds: [0, 0]"), 6, "a seed is there twice"),
+        (GOOD.replace("seeds: [0, 1]", "seeds: []"), 6, "seeds is a list of whole numbers"),
+        (GOOD.replace("seeds: [0, 1]", "seeds: [x]"), 6, "seeds is a list of whole numbers"),
+        (GOOD.replace("updates=10", "seed=3"), 2, "list seeds under seeds"),
+        (GOOD.replace("updates=10", "updates"), 2, "is not an override"),
+        (GOOD.replace("name: good", "name: ../good"), 1, "name is a word"),
+        (GOOD.replace("name: good", "name: &a good\nname: x"), 2, "name is there twice"),
+        (GOOD.replace("[20, 2.5e1]", "!!python/object/apply:os.system [ls]"), 5, "not a number, text, list or mapping"),
+        (GOOD.replace("[20, 2.5e1]", "2024-01-01"), 5, "not a number, text, list or mapping"),
+        (GOOD.replace("[20, 2.5e1]", "[20"), 5, "expected"),
+        (GOOD + "select: {metric: accuracy.test}\n", 7, "nothing is chosen on test data"),
+        (GOOD + "select: {metrik: accuracy.val}\n", 7, "unknown key 'select.metrik'"),
+        (GOOD + "select: {stages: three}\n", 7, "select.stages must be one or two"),
+        (GOOD + "search: {how: clever, trials: 3}\n", 7, "search.how must be random or adaptive"),
+        (GOOD + "search: {how: random, trials: 0}\n", 7, "search.trials must be from 1"),
+        (GOOD + "search: random\n", 7, "search is a mapping such as"),
+        ("name: x\n", 1, "grid is a list of blocks"),
+        ("name: x\ngrid: []\n", 2, "grid is a list of blocks"),
+        ("name: x\ngrid: {method: fedasync}\n", 2, "write '- ' before the first key"),
+        ("grid:\n  - {method: fedasync, seed: [1, 2]}\n", 2, "list seeds under seeds"),
+        ("grid:\n  - {eta: " + str(list(range(1, 400))) + ", method.beta: " + str(list(range(1, 400))) + "}\n", 2, "more than 100000 trials"),
+    ],
+)
+def test_a_bad_file_is_refused_by_line_before_anything_starts(text, place, message):
+    with pytest.raises(ConfigError) as refused:
+        first_trials(plan(text))
+    assert str(refused.value).startswith(f"some.yaml:{place}: ")
+    assert message in str(refused.value)
+
+
+def test_the_command_refuses_too_and_writes_nothing(tmp_path, capsys):
+    Path("bad.yaml").write_text(GOOD.replace("method.beta", "method.lam"))
+    assert main(["sweep", "bad.yaml"]) == 2
+    assert "persafl: bad.yaml:4: unknown key 'method.lam'" in capsys.readouterr().err
+    assert main(["sweep", "nothing.yaml"]) == 2
+    assert "there is no sweep file nothing.yaml; shipped are alpha, beta, buffered" in capsys.readouterr().err
+    Path("good.yaml").write_text(GOOD)
+    for override, message in {
+        "method.beta=1": "method.beta is set by the grid (good.yaml:4) and on the command line",
+        "tracking.enabled=false": "remove tracking.enabled=false",
+        "etaa=1": "unknown key 'etaa'",
+    }.items():
+        assert main(["sweep", "good.yaml", override]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["sweep", "good.yaml", "--workers", "0"]) == 2
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.name not in ("bad.yaml", "good.yaml", "mlruns", "sweeps", "good", "lock")) == []
+
+
+def test_the_command_line_may_change_name_seeds_and_what_all_share():
+    changed = plan(GOOD, "name=other", "seeds=[7]", "clients=5")
+    assert (changed.name, changed.seeds) == ("other", (7,))
+    assert {(trial.config.clients, trial.seed) for trial in first_trials(changed)} == {(5, 7)}
+
+
+def test_a_dry_run_lists_the_trials_and_estimates_the_time(capsys, tmp_path):
+    Path("good.yaml").write_text(GOOD)
+    assert main(["sweep", "good.yaml", "clients=5", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "   1  " in said
+    assert "fedasync beta=0.8 seed=0" in said
+    assert "12 trials\n" in said
+    assert "at a time on this machine; nothing was started" in said
+    assert not (tmp_path / "mlruns").exists()
+
+
+@pytest.mark.parametrize("name", sweeps())
+def test_shipped_sweeps_can_be_started(name):
+    path = sweeps()[name]
+    shipped = plan_of(Source(path.name, path.read_text()), name)
+    assert shipped.name == name
+    assert path.read_text().startswith("# ")
+    if shipped.search is None:
+        assert len(first_trials(shipped)) >= 10
+
+
+def test_the_papers_sweeps_are_the_papers_grids():
+    shipped = plan_of(Source("paper_mnist.yaml", sweeps()["paper_mnist"].read_text()), "paper_mnist")
+    trials = first_trials(shipped)
+    assert len({trial.method for trial in trials}) == 8
+    assert {trial.config.method["lam"] for trial in trials if trial.method == "persafl_me"} == {20, 25, 30}
+    assert {trial.config.method["alpha"] for trial in trials if trial.method == "persafl_maml"} == {0.002, 0.005, 0.01}
+    assert {trial.config.method["beta"] for trial in trials} == {0.8, 1.0, 1.2}
+    assert all((trial.config.data["name"], trial.config.clients, trial.config.local_steps) == ("mnist", 30, 10) for trial in trials)
+
+
+# -- search -----------------------------------------------------------------------------------------------------------
+
+RANDOM = """grid:
+  - {method: persafl_me, method.lam: {low: 1, high: 100, log: true}, eta: [0.01, 0.02], local_steps: {low: 1, high: 3, whole: true}}
+seeds: [0]
+search: {how: random, trials: 40, seed: 5}
+"""
+
+
+def test_a_random_search_draws_from_its_ranges_and_draws_the_same_again():
+    trials = first_trials(plan(RANDOM))
+    assert [trial.hash for trial in trials] == [trial.hash for trial in first_trials(plan(RANDOM))]
+    assert [trial.hash for trial in trials] != [trial.hash for trial in first_trials(plan(RANDOM.replace("seed: 5", "seed: 6")))]
+    values = [trial.config.method["lam"] for trial in trials]
+    assert len(values) == 40
+    assert all(1 <= value <= 100 for value in values)
+    assert 10 <= sum(value < 10 for value in values) <= 30  # half of a logarithmic range
+    assert {trial.config.eta for trial in trials} == {0.01, 0.02}
+    assert {trial.config.local_steps for trial in trials} == {1, 2, 3}
+
+
+def test_a_random_search_of_few_settings_takes_each_once():
+    text = "grid:\n  - {eta: [0.01, 0.02], method.beta: [1.0]}\nsearch: {how: random, trials: 10}\n"
+    assert sorted(trial.config.eta for trial in first_trials(plan(text))) == [0.01, 0.02]
+
+
+def test_ranges_that_cannot_be_are_refused():
+    for wrong, message in {"low: 1, high: 100": "low: 5, high: 5", "log: true": "log: maybe", "low: 1, ": "low: 0, "}.items():
+        with pytest.raises(ConfigError, match=r"some.yaml:2: "):
+            plan(RANDOM.replace(wrong, message))
+
+
+# -- choosing ---------------------------------------------------------------------------------------------------------
+
+
+def outcome(trial, val, test=0.5, status="finished"):
+    summary = {
+        "accuracy": {"val": val, "test": test, "std": 0.1, "worst_decile": 0.2, "global": 0.3},
+        "loss": {"val": -val, "test": 1.0},
+        "staleness": {"mean": 1.0, "max": 2},
+        **dict.fromkeys(("updates", "sim_time", "grad_evals", "dropped"), 1),
+    }
+    return Outcome(trial, "run", status, summary if status == "finished" else None, "" if status == "finished" else "DivergenceError: x")
+
+
+def test_each_methods_best_setting_is_chosen_on_validation_data():
+    trials = first_trials(plan(GOOD))
+    scores = {"fedasync beta=0.8": (0.8, 0.6), "fedasync beta=1.0": (0.75, 0.75)}
+    outcomes = [outcome(trial, scores[trial.name.rpartition(" ")[0]][trial.seed], test=trial.seed) for trial in trials if trial.method == "fedasync"]
+    outcomes += [outcome(trial, 0.9, status="failed" if trial.seed else "finished") for trial in trials if trial.method == "persafl_me"]
+    best = choose(outcomes, plan(GOOD).select)
+    assert [chosen.trial.method for chosen in best] == ["persafl_me", "fedasync"]
+    assert best[1].trial.setting == {"method.beta": 1.0}
+    assert best[1].over_seeds("accuracy.test") == (0.5, pytest.approx(math.sqrt(0.5)))
+    assert len(best[0].outcomes) == 1
+
+
+def test_a_setting_tried_on_fewer_seeds_does_not_compete():
+    trials = [trial for trial in first_trials(plan(GOOD)) if trial.method == "fedasync"]
+    outcomes = [outcome(trial, 0.9 if trial.setting["method.beta"] == 0.8 else 0.7) for trial in trials[:1] + trials[2:]]
+    (best,) = choose(outcomes, plan(GOOD).select)
+    assert best.trial.setting == {"method.beta": 1.0}
+
+
+def test_the_second_stage_is_the_chosen_settings_on_the_other_seeds():
+    two = plan(GOOD + "select: {metric: loss.val, stages: two}\n", "seeds=[3,4,5]")
+    first = first_trials(two)
+    assert {trial.seed for trial in first} == {3}
+    best = choose([outcome(trial, trial.config.method["beta"]) for trial in first], two.select)  # the loss is -val here
+    second = on_other_seeds(two, [chosen.trial for chosen in best])
+    assert {(trial.method, trial.seed) for trial in second} == {(method, seed) for method in ("fedasync", "persafl_me") for seed in (4, 5)}
+    assert {trial.config.method["beta"] for trial in second if trial.method == "fedasync"} == {1.0}
+
+
+def test_the_table_has_every_trial_and_what_was_varied():
+    trials = first_trials(plan(GOOD))
+    rows = table([outcome(trials[0], 0.1), outcome(trials[-1], 0.2, status="failed")])
+    assert (rows[0]["method.beta"], rows[0]["method.lam"], rows[0]["status"]) == (0.8, None, "finished")
+    assert (rows[1]["method.lam"], rows[1]["accuracy.val"], rows[1]["error"]) == (25.0, None, "DivergenceError: x")
+    assert as_csv(rows).splitlines()[1].startswith("fedasync,0.8,,,0,finished,0.1,0.5,")
+
+
+def test_the_ui_compares_by_the_keys_that_all_trials_vary():
+    assert common_keys(plan(GOOD)) == []
+    assert common_keys(plan("grid:\n  - {method: [fedasync, fedavg], method.beta: [1, 2]}\n")) == ["method.beta"]
+
+
+def test_the_time_left_comes_from_what_trials_of_the_method_took(capsys):
+    trials = first_trials(plan(GOOD))
+    with Board("some", len(trials), 2) as board:
+        assert board.seconds_left() is None
+        board.starts(trials[0])
+        board.running[trials[0].hash].began -= 10.0
+        board.ends(outcome(trials[0], 0.5))
+        board.waiting["fedasync"] = 4
+        assert board.seconds_left() == pytest.approx(20.0, abs=0.5)
+        board.starts(trials[1])
+        board.goes_on(trials[1], {"updates": 5, "total": 10, "point": {"accuracy.test": 0.25, "loss.test": 1.0}})
+        assert board.seconds_left() == pytest.approx(22.5, abs=0.5)
+    assert "1/12 fedasync beta=0.8 seed=0: accuracy 0.5000" in capsys.readouterr().err
+    assert [duration(seconds) for seconds in (9.6, 150, 7300)] == ["10 s", "2 min", "2 h 02"]
+
+
+# -- odd input --------------------------------------------------------------------------------------------------------
+
+NAMES = ("name", "grid", "method", "seeds", "select", "search", "eta", "low", "how", "fedasync", "random", "1e9", "~", "&a [*a]", "!!set {a}")
+WORDS = st.one_of(st.text("abc-:{}[]&*!|>'\"%@`,# \n\t0.e1", max_size=8), st.sampled_from(NAMES))
+
+
+@settings(max_examples=400, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_whatever_a_file_says_it_is_a_plan_or_one_sentence(data):
+    lines = GOOD.splitlines()
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(lines) - 1))
+        cut = data.draw(st.integers(0, len(lines[at])))
+        lines[at] = lines[at][:cut] + data.draw(WORDS) + lines[at][cut + data.draw(st.integers(0, 6)) :]
+    try:
+        assert first_trials(plan("\n".join(lines)))
+    except PersaflError as refused:
+        assert str(refused)
+        assert len(str(refused)) < 1000
+
+
+def test_a_bomb_of_aliases_is_refused():
+    bomb = "a0: &a0 [x]\n" + "\n".join(f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]" for k in range(1, 9))
+    with pytest.raises(ConfigError, match="more than 10000 values"):
+        plan(bomb)
