@@ -219,12 +219,23 @@ search: {how: adaptive, trials: 12}
 # -- Ray --------------------------------------------------------------------------------------------------------------
 
 CLUSTER = """
-import os, signal, subprocess, sys, time, json
+import os, signal, subprocess, sys, time, urllib.request
 from pathlib import Path
 from ray.cluster_utils import Cluster
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-second = cluster.add_node(num_cpus=1)
+second = cluster.add_node(num_cpus=1, node_ip_address="127.0.0.2")
 cluster.wait_for_nodes()
+refused = subprocess.run([*sys.argv[1:], "--launcher", "ray", "--address", cluster.address], capture_output=True, text=True)
+assert refused.returncode == 2 and "a cluster of 2 machines cannot share the store" in refused.stderr, refused.stderr
+server = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", "sqlite:///mlruns/mlflow.db", "--artifacts-destination", "mlruns/artifacts"]
+server = subprocess.Popen([*server, "--port", "5055", "--workers", "1"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:5055"
+for attempt in range(600):
+    try:
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open("http://127.0.0.1:5055/health", timeout=1)
+        break
+    except OSError:
+        time.sleep(0.1)
 sweep = subprocess.Popen([*sys.argv[1:], "--launcher", "ray", "--address", cluster.address])
 checkpoints = Path("mlruns/checkpoints/kills")
 while sweep.poll() is None and len(list(checkpoints.glob("*.pt"))) < 2:
@@ -233,6 +244,8 @@ assert sweep.poll() is None, "the sweep was over before the node could be killed
 cluster.remove_node(second, allow_graceful=False)
 print("NODE KILLED", flush=True)
 code = sweep.wait(400)
+os.killpg(server.pid, signal.SIGTERM)
+server.wait()
 cluster.shutdown()
 sys.exit(code)
 """
@@ -246,6 +259,7 @@ def test_a_cluster_that_loses_a_node_gives_the_same_bits(tmp_path):
     folder, alone = folder_with_sweep(tmp_path / "ray", text), folder_with_sweep(tmp_path / "alone", text)
     (folder / "cluster.py").write_text(CLUSTER)
     inside = ["unshare", "-n", "sh", "-c", 'ip link set lo up 2>/dev/null; exec "$@"', "sh"] if os.geteuid() == 0 else []
+    (folder / "mlruns").mkdir()
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     command = [*inside, sys.executable, "cluster.py", *COMMAND]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=580, env=environment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 import uuid
 from collections.abc import Iterator
@@ -113,12 +114,21 @@ def _from_bytes(vector: Any, worker: Worker) -> Tensor:
     return torch.from_numpy(vector.copy()).view(worker.dtype).to(worker.device)
 
 
+def _knock(address: str | None) -> None:
+    """Whether anybody is at HOST:PORT: Ray itself would ask for minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=5):
+            pass
+
+
 def connect(address: str | None, cpus: int, who: str) -> None:
     """The cluster at `address` or that RAY_ADDRESS names, or a local one; without dashboard and telemetry."""
     address = address or os.environ.get("RAY_ADDRESS")
     local: dict[str, Any] = {} if address else {"num_cpus": cpus, "include_dashboard": False}
     before = signal.getsignal(signal.SIGTERM)
     try:
+        _knock(address)
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
     except Exception as error:  # Ray raises many types; each is about the cluster
         what = f"the cluster at {address}" if address else "a local Ray"
