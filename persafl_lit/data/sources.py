@@ -191,7 +191,7 @@ def prepare(name: str, root: str, say: Say = print, tick: Tick = lambda size: No
             try:
                 fetch(Path(temporary), made)
                 verify(images, made)
-            except (DataError, OSError, subprocess.SubprocessError, tarfile.TarError, ValueError, KeyError) as error:
+            except Exception as error:  # a damaged archive or picture can raise anything; then the next source is tried
                 failures.append(f"{origin}: {first_line(error)}")
                 say(f"{images.name}: no luck ({first_line(error)})")
                 continue
