@@ -6,6 +6,8 @@ true, false, numbers, text, lists, and keys with values.
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import re
 import typing
@@ -79,7 +81,7 @@ def _refuse_programs(text: str) -> None:
     if "${" in text:
         raise ConfigError("${...} is never filled in; write the value itself")
     depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise ConfigError("YAML's anchors and aliases (& and *) are not read")
         if getattr(event, "tag", None):
@@ -152,14 +154,18 @@ def find(name: str, folders: Sequence[Path]) -> Path:
 
 def load(path: Path, key: str) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-        _refuse_programs(text)
-        content = plain(OmegaConf.to_container(OmegaConf.create(text), resolve=False), "") if text.strip() else {}
+        content = copy.deepcopy(_content(path.read_text(encoding="utf-8")))
     except Exception as error:  # YAML's constructors raise anything
         raise ConfigError(f"{path}: {first_line(error)[:300]}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected keys and values for {key}; got {type(content).__name__}")
     return typing.cast("dict[str, Any]", content)
+
+
+@functools.lru_cache(maxsize=256)
+def _content(text: str) -> Any:
+    _refuse_programs(text)
+    return plain(OmegaConf.to_container(OmegaConf.create(text), resolve=False), "") if text.strip() else {}
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:

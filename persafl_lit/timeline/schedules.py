@@ -67,6 +67,7 @@ class Rounds:
     def timeline(self, setting: Setting) -> Timeline:
         if self.cohort > setting.clients:
             raise ConfigError(f"schedule.cohort={self.cohort} is more than the {setting.clients} clients; lower it")
+        _refuse_far(setting, self.cohort)
         visits = [_Visits(setting, client) for client in range(setting.clients)]
         rows: list[tuple[int, int, _Visit]] = []
         start, count = 0.0, 0
@@ -125,10 +126,16 @@ SCHEDULES = {"asynchronous": Asynchronous, "rounds": Rounds, "drawn": Drawn, "re
 
 def _free_running(setting: Setting, tau: int | None) -> Timeline:
     """No client ever waits, so each client's times are one cumulative sum; only `reads` needs all of them together."""
+    _refuse_far(setting, setting.clients)
     until = _horizon_guess(setting)
     while True:
         activity = _busy_until(setting, until)
         activity = activity.rows(np.lexsort((activity.client, activity.received)))
+        if (lost := activity.received <= activity.read_at).any():
+            raise TimelineError(
+                f"a visit of client {int(activity.client[lost][0])} at simulated time {float(activity.read_at[lost][0]):g} is too short to be told "
+                "from no time at all: delays and horizon are too many orders of magnitude apart"
+            )
         if tau is None:
             reads, kept = np.searchsorted(activity.received, activity.read_at, side="right"), np.ones(len(activity.client), dtype=bool)
         else:
@@ -193,6 +200,7 @@ def _reads_with_drops(activity: Activity, tau: int) -> tuple[Ints, np.ndarray]:
 def _waiting(setting: Setting, tau: int) -> Timeline:
     """The bound is kept by waiting: a read waits while more than tau others are in flight, an arrival is held while
     applying it would make a job in flight miss its deadline (the arrival count at its read, plus tau)."""
+    _refuse_far(setting, 1)  # all may be held up by one
     visits = [_Visits(setting, client) for client in range(setting.clients)]
     events = [(0.0, ASKS, client) for client in range(setting.clients)]
     waiting: deque[int] = deque()  # clients that want to read, first come first served
@@ -282,6 +290,13 @@ class _Visits:
 
 def _over(setting: Setting, now: float, arrivals: int) -> bool:
     return (setting.horizon is not None and now > setting.horizon) or (setting.updates is not None and arrivals >= setting.updates)
+
+
+def _refuse_far(setting: Setting, at_once: int) -> None:
+    """A horizon that is far beyond the limit, before walking there: at least `at_once` clients are busy at any time."""
+    if setting.updates is None and setting.horizon is not None:
+        longest = setting.delays.longest(setting.seed, setting.clients, setting.local_steps)
+        _refuse_endless(setting, at_once * setting.horizon / longest / 2 if longest > 0 else 0, setting.horizon)
 
 
 def _refuse_endless(setting: Setting, visits: float, now: float) -> None:
