@@ -63,6 +63,8 @@ def coerce(hint: Any, value: Any, key: str) -> Any:
         return tuple(coerce(args[0], item, key) for item in value)
     if origin is tuple and isinstance(value, (int, float)) and not isinstance(value, bool):
         return (coerce(args[0], value, key),)
+    if origin is tuple and isinstance(value, str) and args[0] is str:
+        return (value,)
     if origin is dict and isinstance(value, Mapping):
         return dict(value)
     if hint is Any:
@@ -76,6 +78,6 @@ def coerce(hint: Any, value: Any, key: str) -> Any:
         return value
     if hint is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return str(value)
-    wanted = WANTED.get(hint, "a list of numbers" if origin is tuple else "keys and values")
+    wanted = WANTED.get(hint, "a list" if origin is tuple else "keys and values")
     limit = f"; numbers end at {LARGEST:g}" if isinstance(value, (int, float)) and abs(value) > LARGEST else ""
     raise ConfigError(f"{key} must be {wanted}; got {shown(value)}{limit}")

@@ -14,7 +14,7 @@ from typing import Any
 from persafl_lit.report.aggregate import Spread
 
 MISSING = "-"
-FORMULA = tuple("=+-@\t\r\n")
+FORMULA = tuple("=+-@\t\n")
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,10 @@ def cell_text(value: Any) -> Any:
     """A cell of a CSV: unknown is empty, and text that a spreadsheet would take for a formula begins with an apostrophe."""
     if _unknown(value):
         return ""
-    if isinstance(value, str) and value[:1] in FORMULA and not _is_number(value):
-        return "'" + value
-    return value
+    if not isinstance(value, str):
+        return value
+    text = re.sub(r"\r\n?", "\n", value)  # csv quotes only the line ends that it writes itself
+    return f"'{text}" if text[:1] in FORMULA and not _is_number(text) else text
 
 
 def html_text(text: str) -> str:
