@@ -7,12 +7,15 @@ import math
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import persafl_lit.api  # what commands import late is no part of a case's time
+import persafl_lit.progress  # noqa: F401
 from persafl_lit import compose
 from persafl_lit.config import GROUPS, choices
 from persafl_lit.errors import PersaflError
@@ -20,7 +23,7 @@ from persafl_lit.errors import PersaflError
 NORMAL, LONG = 200, 2500
 SIZES = pytest.mark.parametrize("cases", [NORMAL, pytest.param(LONG, marks=pytest.mark.faults)], ids=["normal", "long"])
 """The same law over a few hundred cases, the same in every run, and over thousands of new ones under the marker `faults`."""
-DEADLINE, HANG = 2.0, 20
+DEADLINE, HANG = 2.0, 60
 CANARY = os.environ["PERSAFL_CANARY"] = "canary-that-must-not-sing"
 
 BOMB = "[&a [x,x,x,x,x,x,x,x,x], &b [*a,*a,*a,*a,*a,*a,*a,*a,*a], &c [*b,*b,*b,*b,*b,*b,*b,*b,*b], &d [*c,*c,*c,*c,*c,*c,*c,*c,*c], [*d,*d,*d,*d,*d]]"
@@ -97,20 +100,15 @@ NEAR = st.one_of(
 
 
 def each(cases, strategy, law):
-    """The law, over `cases` cases."""
+    """The law, over `cases` cases, each in at most DEADLINE seconds of this process (a busy machine is no fault of the case)."""
 
-    @settings(
-        max_examples=cases,
-        deadline=1000 * DEADLINE,
-        database=None,
-        derandomize=cases <= NORMAL,
-        print_blob=True,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=cases, deadline=None, database=None, derandomize=cases <= NORMAL, print_blob=True, suppress_health_check=list(HealthCheck))
     @given(strategy)
     def keep(case):
+        start = time.process_time()
         with no_hang():
             law(case)
+        assert time.process_time() - start < DEADLINE, "that took too long"
 
     keep()
 
