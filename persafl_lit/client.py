@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from persafl_lit.data import Federation, Quadratics, Samples
 from persafl_lit.data.federation import Batch
-from persafl_lit.errors import ConfigError, ModelError, located
+from persafl_lit.errors import ConfigError, ModelError, located, shown
 from persafl_lit.loss import FlatLoss, refuse_float_buffers
 from persafl_lit.models import Custom, Point
 from persafl_lit.objectives import Objective, Step
@@ -83,9 +83,12 @@ def _import_backbone(model: Custom, allow_code: bool) -> L.LightningModule:
         raise ConfigError(f"model.path={model.path} runs code from outside persafl_lit; pass allow_code=true if you trust it")
     module_name, _, class_name = model.path.rpartition(".")
     try:
-        made = getattr(importlib.import_module(module_name), class_name)(**model.args)
+        found = getattr(importlib.import_module(module_name), class_name)
+        if not (isinstance(found, type) and issubclass(found, L.LightningModule)):  # nothing else is ever called
+            raise TypeError(f"it is no LightningModule class but {shown(found)}")
+        made = found(**model.args)
     except Exception as error:  # the user's code may raise anything
-        raise ModelError(f"cannot build model.path={model.path!r} with model.args={dict(model.args)}: {located(error)}") from error
+        raise ModelError(f"cannot build model.path={model.path!r} with model.args={shown(dict(model.args))}: {located(error)}") from error
     return check_backbone(made)
 
 

@@ -3,7 +3,7 @@
     persafl run method=persafl_me method.lam=20 data=digits clients=30
 
 `group=choice` takes conf/group/choice.yaml; `key=value` changes one value. A choice may bring `defaults:` for other keys (a
-method its schedule, a data set its model); what the user says wins. The only module that knows OmegaConf.
+method its schedule, a data set its model); what the user says wins.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
-from persafl_lit.errors import ConfigError, closest, first_line
+from persafl_lit.errors import ConfigError, closest, shown
+from persafl_lit.limits import MOST_CLIENTS, MOST_SECONDS, MOST_STEPS, MOST_VISITS, MOST_WORKERS, at_most
 from persafl_lit.nested import GROUPS, flatten, get, put
 from persafl_lit.objectives import OBJECTIVES, Objective
 from persafl_lit.server import RULES, ControlVariates, Rule
 from persafl_lit.timeline import DELAYS, SCHEDULES, Setting, Timeline
-from persafl_lit.typed import construct, keys
+from persafl_lit.typed import coerce, construct, keys
+from persafl_lit.written import as_mapping, conf_folders, find, flat_keys, load, load_choice, to_yaml
+from persafl_lit.written import choices as choices
 
 NEUTRAL = ("tracking", "checkpoint", "executor", "workers")
 """Keys that change where and how fast a run goes, but no bit of its result."""
+COUNTS = {"clients": MOST_CLIENTS, "local_steps": MOST_STEPS, "batch_size": math.inf, "updates": MOST_VISITS, "workers": MOST_WORKERS}
+"""Whole numbers >= 1, and where they end."""
 PRECISION_NAMES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
+LONGEST_NAME = 250
 
 T = TypeVar("T")
 
@@ -82,6 +84,13 @@ class Tracking:
     patience: float
     """Seconds of wall time that the end of a run waits for a store that is away."""
 
+    def __post_init__(self) -> None:
+        if not self.experiment.strip() or len(self.experiment) > LONGEST_NAME:
+            raise ConfigError(f"tracking.experiment must be a name of 1 to {LONGEST_NAME} characters; got {shown(self.experiment)}")
+        if not self.patience >= 0:
+            raise ConfigError(f"tracking.patience must be >= 0 seconds; got {self.patience!r}")
+        at_most("tracking.patience", self.patience, MOST_SECONDS)
+
 
 @dataclass(frozen=True)
 class Config:
@@ -113,10 +122,11 @@ class Config:
     """The same as one nested dict of plain values."""
 
     def __post_init__(self) -> None:
-        for name in ("clients", "local_steps", "batch_size", "updates", "workers"):
+        for name, most in COUNTS.items():
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be >= 1; got {value}")
+            at_most(name, value, most)
         _positive("eta", self.eta)
         _positive("horizon", self.horizon)
         if not 0 <= self.seed < 2**63:
@@ -145,8 +155,8 @@ class Config:
 
     def label(self) -> str:
         """A short name that tells this run from others: the method, what was set otherwise than by default, the seed."""
-        choices = {key: get(self.values, key)["name"] for key in GROUPS}
-        usual = compose({key: choice for key, choice in choices.items() if key in ("method", "data")}).flat()
+        chosen = {key: get(self.values, key)["name"] for key in GROUPS}
+        usual = compose({key: choice for key, choice in chosen.items() if key in ("method", "data")}).flat()
         skipped = (*NEUTRAL, "seed", "eval", "allow_code")
         changed = {
             key: value
@@ -154,14 +164,14 @@ class Config:
             if key.split(".")[0] not in skipped and value is not None and usual.get(key, value) != value
         }
         settings = [f"{key.removesuffix('.name').removeprefix('method.').removeprefix('schedule.')}={value}" for key, value in changed.items()]
-        return " ".join([self.name, *([] if choices["data"] == "digits" else [choices["data"]]), *settings, f"seed={self.seed}"])[:250]
+        return " ".join([self.name, *([] if chosen["data"] == "digits" else [chosen["data"]]), *settings, f"seed={self.seed}"])[:250]
 
     def flat(self) -> dict[str, Any]:
         """Dotted keys and values, as on the command line."""
         return dict(flatten(self.values))
 
     def yaml(self) -> str:
-        return OmegaConf.to_yaml(OmegaConf.create(self.values))
+        return to_yaml(self.values)
 
     # -- objects that need neither torch nor data ---------------------------------------------------------------------
 
@@ -186,6 +196,8 @@ class Config:
         """method.buffer=cohort: the size of a round, from the schedule or from a replayed file."""
         if self.schedule["name"] == "rounds":
             return int(self.schedule["cohort"])
+        if self.method["rule"] == "control_variates" and self.schedule["name"] != "replay":
+            raise ConfigError(f"scaffold needs whole rounds, without staleness; schedule={self.schedule['name']} has none: use schedule=rounds")
         cohort = math.gcd(*timeline.reads.tolist())
         if self.schedule["name"] != "replay" or cohort == 0 or timeline.staleness(cohort).any():
             raise ConfigError(
@@ -203,7 +215,7 @@ class Config:
 
     def beside(self, schedule: str, clients: int) -> Config:
         """The same config under another schedule with its default settings, for comparison."""
-        values = {key: value for key, value in _load_choice(schedule, "schedule", conf_folders()).items() if key != "defaults"}
+        values = {key: value for key, value in load_choice(schedule, "schedule", conf_folders()).items() if key != "defaults"}
         if "cohort" in values:
             values["cohort"] = min(values["cohort"], clients)
         return dataclasses.replace(self, schedule={"name": schedule, **values})
@@ -221,13 +233,13 @@ class Config:
 def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[Path] | None = None) -> Config:
     """conf/config.yaml, then the choices, then their defaults, then an experiment's values, then the overrides."""
     folders = conf_folders() if conf is None else conf
-    asked = overrides_of(overrides)
+    asked = as_mapping(overrides)
     ends_by_updates = asked.get("updates") is not None and "horizon" not in asked
     preset = asked.pop("experiment", None)
     if preset is not None:
-        described = _load_choice(preset, "experiment", folders)
-        asked = {**_plain_keys(described), **asked}
-    values = _load(_find("config.yaml", folders), "config")
+        described = load_choice(preset, "experiment", folders)
+        asked = {**flat_keys(described), **asked}
+    values = load(find("config.yaml", folders), "config")
     explicit = set(asked)
     if ends_by_updates or (asked.get("updates") is not None and "horizon" not in explicit):
         asked["horizon"] = None
@@ -235,8 +247,8 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[Pa
     chosen: dict[str, Any] = {key: asked.pop(key) for key in list(GROUPS) if key in asked}
     for key in ("data", "method", "schedule", "model", "delays", "eval.finetune"):
         choice = chosen.get(key, get(values, key))
-        content = _load_choice(choice, key, folders)
-        for other, default in (content.pop("defaults", None) or {}).items():
+        content = load_choice(choice, key, folders)
+        for other, default in _defaults(content, key).items():
             if other in GROUPS:
                 chosen.setdefault(other, default)
             elif other not in explicit:
@@ -248,7 +260,8 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[Pa
     _fit_method(values["method"])
     for key, value in asked.items():
         put(values, key, value, must_exist=True)
-    values["precision"] = PRECISION_NAMES.get(str(values["precision"]), values["precision"])
+    _type_groups(values)
+    values["precision"] = PRECISION_NAMES.get(str(values.get("precision")), values.get("precision"))
     config = construct(Config, {**values, "values": {}}, "")
     plain = {key: value for key, value in dataclasses.asdict(config).items() if key != "values"}
     object.__setattr__(config, "values", json.loads(json.dumps(plain)))
@@ -256,10 +269,35 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[Pa
     return config
 
 
+def _defaults(content: dict[str, Any], key: str) -> dict[str, Any]:
+    """What a choice brings for other keys."""
+    found = content.pop("defaults", None) or {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"the defaults that a {key} brings must be keys and values; got {shown(found)}")
+    return found
+
+
+def _type_groups(values: dict[str, Any]) -> None:
+    """Values as their classes declare them: schedule.tau=3.0 is 3, and the same run. (Data, models and fine-tuning need torch:
+    there the default's type decides.)"""
+    tables: dict[str, list[Mapping[str, Any]]] = {"method": [OBJECTIVES, RULES], "schedule": [SCHEDULES], "delays": [DELAYS]}
+    for group, found in tables.items():
+        names = (values[group]["objective"], values[group]["rule"]) if group == "method" else (values[group]["name"],)
+        for cls in (choice_of(group, name, table) for name, table in zip(names, found, strict=True)):
+            hints = typing.get_type_hints(cls)
+            for key in keys(cls):
+                value = values[group].get(key)
+                if value is not None and value != "cohort":
+                    values[group][key] = coerce(hints[key], value, f"{group}.{key}")
+    finetune = values["eval"]["finetune"]
+    if type(finetune.get("lr")) is int:
+        finetune["lr"] = float(finetune["lr"])
+
+
 def _fit_method(method: dict[str, Any]) -> None:
     """A method has the keys of its objective and of its rule, and no others."""
-    objective = choice_of("method.objective", method["objective"], OBJECTIVES)
-    rule = choice_of("method.rule", method["rule"], RULES)
+    objective = choice_of("method.objective", method.get("objective"), OBJECTIVES)
+    rule = choice_of("method.rule", method.get("rule"), RULES)
     owned = [*keys(objective), *(key for key in keys(rule) if key != "clients")]
     defaults = {f.name: f.default for cls in (objective, rule) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     fitted = {key: method.get(key, defaults[key]) for key in owned}
@@ -268,88 +306,9 @@ def _fit_method(method: dict[str, Any]) -> None:
     method.update(kept | fitted)
 
 
-def overrides_of(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(overrides, Mapping):
-        return _plain_keys(dict(overrides))
-    if isinstance(overrides, str):
-        raise ConfigError(f"overrides are a list of 'key=value' strings or a dict; got the string {overrides!r}")
-    asked = {}
-    for text in overrides:
-        key, equals, value = str(text).partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"{text!r} is not an override; write key=value, e.g. method=persafl_me or eta=0.05")
-        asked[key.strip()] = _parse(value, key.strip())
-    return asked
-
-
-def _plain_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dicts as dotted keys; a group's dict with a `name` is its choice and then its values."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and key != "model.args":
-            inner = dict(value)
-            if key in GROUPS and "name" in inner:
-                flat[key] = inner.pop("name")
-            flat.update(_plain_keys({f"{key}.{name}": part for name, part in inner.items()}))
-        else:
-            flat[key] = value
-    return flat
-
-
-def _parse(text: str, key: str) -> Any:
-    """A value as YAML means it (with 1e-3 a number)."""
-    try:
-        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=True)["value"]  # type: ignore[index,call-overload]
-    except (OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{key}: {text!r} cannot be read as a value: {first_line(error)}") from None
-
-
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
-def conf_folders() -> list[Path]:
-    """conf/ inside an installed package, or beside the package in a checkout."""
-    here = Path(__file__).resolve().parent
-    return [folder for folder in (here / "conf", here.parent / "conf") if (folder / "config.yaml").is_file()][:1]
-
-
-def choices(group: str, conf: Sequence[Path] | None = None) -> dict[str, str]:
-    """Every choice of a group and the one line that its file begins with."""
-    found = {}
-    for folder in conf_folders() if conf is None else conf:
-        for path in sorted((folder / group).glob("*.yaml")):
-            found[path.stem] = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-    return found
-
-
-def _load_choice(choice: Any, key: str, folders: Sequence[Path]) -> dict[str, Any]:
-    group = GROUPS.get(key, key)
-    known = choices(group, folders)
-    if not isinstance(choice, str) or choice not in known:
-        raise ConfigError(f"unknown {key} {choice!r}; conf/{group} has {', '.join(known)}.{closest(str(choice), known)}")
-    return _load(_find(f"{group}/{choice}.yaml", folders), key)
-
-
-def _find(name: str, folders: Sequence[Path]) -> Path:
-    for folder in folders:
-        if (folder / name).is_file():
-            return folder / name
-    raise ConfigError(f"no {name} in {', '.join(map(str, folders)) or 'any conf folder'}; the installation is incomplete")
-
-
-def _load(path: Path, key: str) -> dict[str, Any]:
-    try:
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected keys and values for {key}; got {type(content).__name__}")
-    return typing.cast("dict[str, Any]", content)
-
-
 def choice_of(key: str, name: Any, table: Mapping[str, T]) -> T:
     if not isinstance(name, str) or name not in table:
-        raise ConfigError(f"unknown {key} {name!r}; there are {', '.join(table)}.{closest(str(name), table)}")
+        raise ConfigError(f"unknown {key} {shown(name)}; there are {', '.join(table)}.{closest(str(name), table)}")
     return table[name]
 
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import re
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+LONGEST, LONGEST_VALUE = 600, 80
+"""Characters of a sentence, and of a value within it: what came in may be anything."""
 
 
 class PersaflError(Exception):
-    """An error with a sentence for the user instead of a traceback."""
+    """An error with a sentence for the user instead of a traceback: one line, and nothing that a terminal would obey."""
 
     exit_code = 2
+
+    def __init__(self, sentence: object = "") -> None:
+        super().__init__(_middle_out(one_line(str(sentence)), LONGEST))
 
 
 class ConfigError(PersaflError):
@@ -56,9 +64,26 @@ class WorkerError(PersaflError):
     exit_code = 3
 
 
+def one_line(text: str) -> str:
+    """Line breaks and control characters as spaces, half characters as question marks."""
+    return re.sub(r"[\ud800-\udfff]", "?", re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", text))
+
+
+def shown(value: Any) -> str:
+    """repr(value), cut where it is long."""
+    try:
+        return _middle_out(repr(value), LONGEST_VALUE)
+    except Exception:  # a number of a million digits, an object that cannot describe itself
+        return f"a {type(value).__name__}"
+
+
+def _middle_out(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[-(most // 3 - 5) :]}"
+
+
 def closest(name: str, known: Iterable[str]) -> str:
     """' Did you mean ...?' when something known is near `name`, else nothing."""
-    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name)[:LONGEST_VALUE], list(known), n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

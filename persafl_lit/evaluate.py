@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from persafl_lit.data.federation import SPLITS, Batch, Federation, Split
 from persafl_lit.errors import ConfigError
+from persafl_lit.limits import MOST_STEPS, at_most
 from persafl_lit.loss import FlatLoss, step_loss
 from persafl_lit.objectives import Maml, Moreau, Objective
 from persafl_lit.streams import torch_seed
@@ -123,6 +124,8 @@ def _check(**values: float | int | None) -> None:
     for name, value in values.items():
         if value is not None and not value > 0:
             raise ConfigError(f"eval.finetune.{name} must be > 0; got {value!r}")
+        if "steps" in name:
+            at_most(f"eval.finetune.{name}", value, MOST_STEPS)
 
 
 # -- scores -----------------------------------------------------------------------------------------------------------

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
-from persafl_lit.errors import ConfigError
+from persafl_lit.errors import ConfigError, shown
+from persafl_lit.limits import MOST_LAYERS, MOST_WEIGHTS
 
 Shape = tuple[int, ...]
 
@@ -31,7 +33,7 @@ class _Cnn:
         if len(self.channels) != depth or len(self.hidden) != depth - 1:
             raise ConfigError(
                 f"this network has {depth} convolutions and {depth} fully connected layers: model.channels needs {depth} values and "
-                f"model.hidden {depth - 1}; got {list(self.channels)} and {list(self.hidden)}"
+                f"model.hidden {depth - 1}; got {shown(list(self.channels))} and {shown(list(self.hidden))}"
             )
         _check_sizes(channels=self.channels, hidden=self.hidden, kernel=(self.kernel,))
         _check_dropout(self.dropout)
@@ -41,6 +43,7 @@ class _Cnn:
     def network(self, shape: Shape, classes: int) -> nn.Module:
         if len(shape) != 3:
             raise ConfigError(f"a convolutional network needs images (channels, height, width); this data has the shape {shape}")
+        _check_weights(sum(a * b for a, b in itertools.pairwise((shape[0], *self.channels))) * self.kernel**2)
         layers: list[nn.Module] = []
         inside, height, width = shape
         for outside in self.channels:
@@ -111,6 +114,7 @@ MODELS = {"cnn2": Cnn2, "cnn3": Cnn3, "mlp": Mlp, "logistic": Logistic, "point":
 
 
 def _dense(inside: int, hidden: tuple[int, ...], classes: int, dropout: float) -> list[nn.Module]:
+    _check_weights(sum(a * b for a, b in itertools.pairwise((inside, *hidden, classes))))
     layers: list[nn.Module] = []
     for outside in hidden:
         layers += [nn.Dropout(dropout), nn.Linear(inside, outside), nn.ReLU()]
@@ -121,7 +125,15 @@ def _dense(inside: int, hidden: tuple[int, ...], classes: int, dropout: float) -
 def _check_sizes(**sizes: tuple[int, ...]) -> None:
     for name, values in sizes.items():
         if any(value < 1 for value in values):
-            raise ConfigError(f"model.{name} must be >= 1; got {list(values) if len(values) != 1 else values[0]}")
+            raise ConfigError(f"model.{name} must be >= 1; got {shown(list(values) if len(values) != 1 else values[0])}")
+        if len(values) > MOST_LAYERS:
+            raise ConfigError(f"model.{name} must have at most {MOST_LAYERS} values; got {len(values)}")
+
+
+def _check_weights(count: int) -> None:
+    """Before torch allocates them."""
+    if count > MOST_WEIGHTS:
+        raise ConfigError(f"this network would have {count:,} weights or more, beyond the {MOST_WEIGHTS:,} that are trained; make it smaller")
 
 
 def _check_dropout(dropout: float) -> None:

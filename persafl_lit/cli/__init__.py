@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from persafl_lit import __version__
 from persafl_lit.cli import data, run, sweep, timeline, tracking
-from persafl_lit.errors import PersaflError
+from persafl_lit.errors import PersaflError, first_line, shown
 
 OVERRIDES = "group=choice or key=value, e.g. method=persafl_me method.lam=20 (see `persafl list`)"
 
@@ -33,6 +33,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (OSError, MemoryError) as error:  # of the machine, not of the program: a name too long, a disk that is full
+        if os.environ.get("PERSAFL_TRACEBACK"):
+            raise
+        print(f"persafl: {PersaflError(_of_the_machine(error))}", file=sys.stderr)
+        return 2
+
+
+def _of_the_machine(error: OSError | MemoryError) -> str:
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory for this: {first_line(error)}"
+    where = f" {shown(str(error.filename))}" if error.filename is not None else ""
+    return f"cannot read or write{where}: {error.strerror or first_line(error)}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from persafl_lit.cli.files import atomically, writable
+from persafl_lit.cli.files import atomically, picture, picture_format
 from persafl_lit.errors import ConfigError, closest
 
 
@@ -15,7 +15,7 @@ def data(options: argparse.Namespace) -> int:
         known = [name for name in choices("data") if name != "quadratic"]
         raise ConfigError(f"unknown data set {options.name!r}; there are {', '.join(known)}.{closest(options.name, known)}")
     config = compose([*options.overrides, f"data={options.name}"])
-    png = writable(options.png or f"{options.name}.png")
+    png = picture(options.png or f"{options.name}.png")
     assert png is not None
     from persafl_lit.data import DATASETS
     from persafl_lit.report.labels import draw_labels
@@ -32,7 +32,7 @@ def data(options: argparse.Namespace) -> int:
     for note in federation.notes:
         print(f"note: {note}")
     title = f"{options.name}: {config.data['partition']}, seed {config.seed}"
-    atomically(png, lambda file: draw_labels(counts, title, file, federation.holdout))
+    atomically(png, lambda file: draw_labels(counts, title, file, federation.holdout, picture_format(png)))
     print(f"who holds what: {png}")
     return 0
 

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from persafl_lit.cli.files import atomically, writable
+from persafl_lit.cli.files import atomically, picture, picture_format, writable
 from persafl_lit.errors import ConfigError
+from persafl_lit.typed import coerce
 
 if TYPE_CHECKING:
     from persafl_lit.config import Config
@@ -18,7 +19,7 @@ def timeline(options: argparse.Namespace) -> int:
     from persafl_lit.config import compose
 
     config = compose(options.overrides)
-    csv, png = writable(options.csv), writable(options.png)
+    csv, png = writable(options.csv), picture(options.png)
     clients = _trained_clients(config)
     timeline = config.timeline(clients)
     buffer = _buffer(config, clients, timeline)
@@ -47,9 +48,9 @@ def _trained_clients(config: Config) -> int:
         from persafl_lit.data import DATASETS
 
         clients = int(config.build("data", DATASETS).count(None))
-    held_out = config.data["holdout_clients"]
-    if not (isinstance(held_out, int) and 0 <= held_out < clients):
-        raise ConfigError(f"data.holdout_clients must lie between 0 and clients - 1 = {clients - 1}; got {held_out!r}")
+    held_out = int(coerce(int, config.data["holdout_clients"], "data.holdout_clients"))
+    if not 0 <= held_out < clients:
+        raise ConfigError(f"data.holdout_clients must lie between 0 and clients - 1 = {clients - 1}; got {held_out}")
     return clients - held_out
 
 
@@ -74,4 +75,4 @@ def _draw(config: Config, clients: int, timeline: Any, buffer: int, png: Path) -
         panels = [("synchronous rounds", timeline, config.schedule["cohort"]), ("asynchronous", beside, 1)]
     else:
         panels = [(name, timeline, buffer)]
-    atomically(png, lambda file: draw(panels, file, config.local_steps))
+    atomically(png, lambda file: draw(panels, file, config.local_steps, picture_format(png)))

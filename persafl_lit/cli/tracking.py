@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from persafl_lit.errors import ConfigError, PersaflError, first_line
+from persafl_lit.errors import ConfigError, PersaflError, first_line, shown
 
 if TYPE_CHECKING:
     from persafl_lit.report.record import Record
@@ -20,21 +21,32 @@ def report(options: argparse.Namespace) -> int:
     from persafl_lit.tracking.store import Store, open_store
 
     store: Store = open_store(store_uri(options.uri))
-    records = [_with_activity(record) for record in store.records(options.target)]
-    folder = Path(options.out or Path("reports") / re.sub(r"[^\w.-]+", "_", options.target))
+    try:
+        found = store.records(options.target)
+    except PersaflError:
+        raise
+    except Exception as error:  # what a store holds may be damaged in any way
+        raise ConfigError(f"cannot read the runs of {shown(options.target)}: {type(error).__name__}: {first_line(error)}") from None
+    records = [_with_activity(record) for record in found]
+    folder = Path(options.out or Path("reports") / folder_name(options.target))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files = write_report(records, options.target, folder)
     except OSError as error:
-        raise ConfigError(f"cannot write the report to {folder}: {error.strerror}; choose another --out") from None
+        raise ConfigError(f"cannot write the report to {shown(str(folder))}: {error.strerror}; choose another --out") from None
     store.keep_report(options.target, folder)
     print(f"{len(records)} runs of {options.target}: {folder / 'report.html'} and {len(files) - 1} more files")
     return 0
 
 
+def folder_name(target: str) -> str:
+    """A folder inside reports/, whatever the target is called: never `..`, never two folders, never a hidden one."""
+    return re.sub(r"[^\w.-]+", "_", target)[:80].lstrip(".") or "report"
+
+
 def _with_activity(record: Record) -> Record:
     """A timeline in a file knows arrivals only; one that the config can make again also knows who was busy when."""
-    if record.summary is None or record.timeline is None:
+    if not isinstance(record.summary, Mapping) or not isinstance(record.summary.get("config"), Mapping) or record.timeline is None:
         return record
     from persafl_lit.config import compose
 

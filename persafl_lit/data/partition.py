@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from persafl_lit.errors import ConfigError, DataError
+from persafl_lit.errors import ConfigError, DataError, closest, shown
 from persafl_lit.streams import rng
 
 Parts = list[np.ndarray]
@@ -31,7 +31,8 @@ class Partition:
 
     def __post_init__(self) -> None:
         if self.partition not in PARTITIONS:
-            raise ConfigError(f"data.partition must be one of {', '.join(PARTITIONS)}; got {self.partition!r}")
+            near = closest(self.partition, PARTITIONS)
+            raise ConfigError(f"data.partition must be one of {', '.join(PARTITIONS)}; got {shown(self.partition)}.{near}")
         if self.classes_per_client < 1:
             raise ConfigError(f"data.classes_per_client must be >= 1; got {self.classes_per_client}")
         if not self.concentration > 0:

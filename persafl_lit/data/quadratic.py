@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,8 +13,13 @@ import torch
 from torch import Tensor
 
 from persafl_lit.data.federation import SPLITS, Batch, Federation, Split
-from persafl_lit.errors import ConfigError, DataError
+from persafl_lit.errors import ConfigError, DataError, first_line, shown
+from persafl_lit.inputs import plain_file
+from persafl_lit.limits import MOST_BYTES, MOST_NUMBERS
 from persafl_lit.streams import rng
+
+LARGEST = 1e100
+"""Of a file's numbers: their products must still be numbers."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,11 @@ class Quadratic:
 
     def federation(self, clients: int | None, seed: int) -> Quadratics:
         count = self.count(clients)
+        if self.path is None and count * self.dimension**2 > MOST_NUMBERS:
+            raise ConfigError(
+                f"{count} clients with data.dimension={self.dimension} need {count * self.dimension**2:,} numbers, more than {MOST_NUMBERS:,}; "
+                "lower data.dimension or clients"
+            )
         arrays = self._generate(count, seed) if self.path is None else read_npz(self.path)
         H, a, w0 = (torch.from_numpy(arrays[name]) for name in ("H", "a", "w0"))
         return Quadratics(H, a, w0, self.noise, self.holdout_clients)
@@ -110,11 +121,19 @@ class Quadratic:
 
 def read_npz(path: str) -> dict[str, np.ndarray]:
     """`H`, `a` and `w0` (zeros by default) of a file, as float64; nothing in it is unpickled."""
+    whole = "write it with numpy.savez(path, H=H, a=a)"
+    if not zipfile.is_zipfile(plain_file(path, DataError)):
+        raise DataError(f"cannot read {shown(path)} as an npz of numbers: it is not an npz file at all; {whole}")
     try:
+        with zipfile.ZipFile(path) as packed:
+            size = sum(member.file_size for member in packed.infolist())
+        if size > MOST_BYTES:
+            raise DataError(f"it unpacks to {size:,} bytes, more than the {MOST_BYTES:,} that are read")
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: np.asarray(file[name]).astype(np.float64, casting="same_kind") for name in file.files if name in ("H", "a", "w0")}
     except Exception as error:  # a damaged file can raise anything
-        raise DataError(f"cannot read {path!r} as an npz of numbers: {getattr(error, 'strerror', None) or error}") from None
+        why = "it holds Python objects, which are never unpickled" if "allow_pickle" in str(error) else first_line(error)
+        raise DataError(f"cannot read {shown(path)} as an npz of numbers: {why}; {whole}") from None
     for name in ("H", "a"):
         if name not in arrays:
             raise DataError(f"{path}: no array {name!r} in it; it needs H (n, d, d) and a (n, d)")
@@ -130,6 +149,8 @@ def read_npz(path: str) -> dict[str, np.ndarray]:
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise DataError(f"{path}: {name} holds values that are not finite")
+        if np.abs(array).max() > LARGEST:
+            raise DataError(f"{path}: {name} holds values beyond {LARGEST:g}, with which no loss can be computed")
     if not np.allclose(H, H.swapaxes(1, 2)):
         raise DataError(f"{path}: every H[i] must be symmetric; client {int(np.argmax(np.abs(H - H.swapaxes(1, 2)).max(axis=(1, 2))))} is not")
     return arrays

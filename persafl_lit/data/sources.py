@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from persafl_lit.errors import DataError, first_line
+from persafl_lit.errors import DataError, first_line, shown
 
 PATIENCE = 20.0
 """Seconds without a new byte after which a source is given up."""
@@ -139,7 +139,10 @@ def md5(path: Path) -> str:
 def verify(images: ImageSet, folder: Path) -> list[Path]:
     """The set's files in `folder`, each with the right checksum, or an error that names the first one that has not."""
     paths = [folder / name for name in images.files]
-    missing = [path for path in paths if not path.is_file()]
+    try:
+        missing = [path for path in paths if not path.is_file()]
+    except OSError as error:  # a name that is too long
+        raise DataError(f"cannot look into data.root={shown(str(folder))}: {error.strerror}") from None
     if missing:
         raise Missing(f"{images.name}: no file {missing[0]}")
     for path, expected in zip(paths, images.files.values(), strict=True):
@@ -182,7 +185,10 @@ def prepare(name: str, root: str, say: Say = print, tick: Tick = lambda size: No
     except Missing:
         pass
     failures = []
-    Path(root).mkdir(parents=True, exist_ok=True)
+    try:
+        Path(root).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make the folder data.root={shown(root)}: {error.strerror}") from None
     for origin, fetch in _sources(images, Path(root), tick):
         say(f"{images.name}: trying {origin}")
         with tempfile.TemporaryDirectory(prefix=f".{images.name}-", dir=root) as temporary:
@@ -191,7 +197,7 @@ def prepare(name: str, root: str, say: Say = print, tick: Tick = lambda size: No
             try:
                 fetch(Path(temporary), made)
                 verify(images, made)
-            except (DataError, OSError, subprocess.SubprocessError, tarfile.TarError, ValueError, KeyError) as error:
+            except Exception as error:  # a damaged archive or picture can raise anything; then the next source is tried
                 failures.append(f"{origin}: {first_line(error)}")
                 say(f"{images.name}: no luck ({first_line(error)})")
                 continue

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from persafl_lit.errors import ConfigError, DivergenceError
+from persafl_lit.limits import MOST_STEPS, at_most
 from persafl_lit.objectives.objective import LocalLoss, Objective, Step
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Moreau(Objective):
             raise ConfigError(f"method.lam must be > 0; got {self.lam!r}")
         if self.inner_steps is not None and self.inner_steps < 1:
             raise ConfigError(f"method.inner_steps must be >= 1 or null; got {self.inner_steps}")
+        at_most("method.inner_steps", self.inner_steps, MOST_STEPS)
         if self.nu is not None and not self.nu > 0:
             raise ConfigError(f"method.nu must be > 0 or null; got {self.nu!r}")
         if self.inner_steps is None and self.nu is None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 
-def draw_labels(counts: np.ndarray, title: str, file: Any, holdout: int = 0) -> None:
+def draw_labels(counts: np.ndarray, title: str, file: Any, holdout: int = 0, format: str = "png") -> None:
     """A heat map of samples per class (columns) and client (rows); a line sets held-out clients apart."""
     import matplotlib
 
@@ -31,5 +31,5 @@ def draw_labels(counts: np.ndarray, title: str, file: Any, holdout: int = 0) -> 
         axes.axhline(clients - holdout - 0.5, color="#D55E00", linewidth=2)
         axes.annotate("never train", (classes - 0.5, clients - holdout - 0.5), ha="right", va="bottom", color="#D55E00", fontsize=8)
     figure.colorbar(image, label="samples")
-    figure.savefig(file, dpi=150, format="png")
+    figure.savefig(file, dpi=150, format=format)
     plt.close(figure)

@@ -14,6 +14,7 @@ from typing import Any
 from persafl_lit.report.aggregate import Spread
 
 MISSING = "-"
+FORMULA = tuple("=+-@\t\n")
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,21 @@ def to_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     """Rows under `columns` and whatever other keys they have; what is unknown is empty."""
     extra = dict.fromkeys(key for row in rows for key in row if key not in columns)
     text = io.StringIO()
-    writer = csv.DictWriter(text, [*columns, *extra], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: "" if _unknown(value) else value for key, value in row.items()} for row in rows)
+    writer = csv.writer(text, lineterminator="\n")
+    names = [*columns, *extra]
+    writer.writerow(map(cell_text, names))
+    writer.writerows([cell_text(row.get(name)) for name in names] for row in rows)
     return text.getvalue()
+
+
+def cell_text(value: Any) -> Any:
+    """A cell of a CSV: unknown is empty, and text that a spreadsheet would take for a formula begins with an apostrophe."""
+    if _unknown(value):
+        return ""
+    if not isinstance(value, str):
+        return value
+    text = re.sub(r"\r\n?", "\n", value)  # csv quotes only the line ends that it writes itself
+    return f"'{text}" if text[:1] in FORMULA and not _is_number(text) else text
 
 
 def html_text(text: str) -> str:
@@ -57,7 +69,9 @@ def html_text(text: str) -> str:
 def markdown_text(text: str) -> str:
     """Text that stays text, also within a table: no tag, no emphasis, no link, no new cell or line."""
     plain = html.escape(" ".join(_printable(text).split()), quote=False)
-    return re.sub(r"([\\|`*\[\]])", r"\\\1", plain)
+    plain = re.sub(r"([\\|`*\[\]~]|(?<!\w)_|_(?!\w))", r"\\\1", plain)
+    # What would begin a heading, a list or a rule.
+    return re.sub(r"^(?:#{1,6}(?=\s|$)|[-+](?=\s)|-{3,}$|\d+(?=[.)](?:\s|$)))", lambda found: f"&#{ord(found[0][0])};{found[0][1:]}", plain)
 
 
 def with_spread(value: Spread, digits: int = 3) -> str:
@@ -77,6 +91,13 @@ def bytes_text(value: float | None) -> str:
         return MISSING
     power = min(4, int(math.log10(max(value, 1)) / 3))
     return f"{value / 1000**power:.{0 if power == 0 else 1}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _unknown(value: Any) -> bool:

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from persafl_lit.config import overrides_of
 from persafl_lit.errors import ConfigError, closest
 from persafl_lit.sweep.source import Source
 from persafl_lit.typed import construct
+from persafl_lit.written import as_mapping
 
 KEYS = ("name", "overrides", "grid", "seeds", "select", "search")
 METRICS = {"accuracy.val": 1, "loss.val": -1}
@@ -131,7 +131,7 @@ def plan_of(source: Source, default_name: str, overrides: Iterable[str] = ()) ->
     for key in values:
         if key not in KEYS:
             raise source.refuse((key,), f"unknown key {key!r}; a sweep file has {', '.join(KEYS)}.{closest(key, KEYS)}")
-    asked = overrides_of(list(overrides))
+    asked = as_mapping(list(overrides))
     name = str(asked.pop("name", values.get("name") or default_name))
     if not re.fullmatch(r"[A-Za-z0-9_][\w.-]{0,99}", name, re.ASCII):
         raise source.refuse(("name",), f"name is a word of letters, digits, '_', '-' and '.'; got {name[:100]!r}")
@@ -154,7 +154,7 @@ def _common(source: Source) -> dict[str, Any]:
     if not isinstance(listed, (list, dict)) or (isinstance(listed, list) and not all(isinstance(item, str) for item in listed)):
         raise source.refuse(("overrides",), "overrides is a list such as [data=digits, horizon=40]")
     try:
-        common = overrides_of(listed)
+        common = as_mapping(listed)
     except ConfigError as error:
         raise source.refuse(("overrides",), str(error)) from None
     if "seed" in common:

@@ -17,6 +17,7 @@ from persafl_lit.streams import rng
 from persafl_lit.timeline.jobs import Floats, number, read_rows
 
 BLOCK = 64  # visits drawn at a time
+FEW = 50  # clients looked at to guess how long visits take
 PHASES = ("download", "compute", "upload", "idle")
 
 VisitDelays = Callable[[int], Floats]
@@ -28,6 +29,10 @@ class Delays(ABC):
 
     @abstractmethod
     def of(self, seed: int, client: int, local_steps: int) -> VisitDelays: ...
+
+    def longest(self, seed: int, clients: int, local_steps: int) -> float:
+        """A visit, with its rest, that is longer than most: the longest of some clients' first visits."""
+        return max(float(self.of(seed, client, local_steps)(0).sum(axis=1).max()) for client in range(min(clients, FEW)))
 
 
 @dataclass(frozen=True)
@@ -158,6 +163,9 @@ class Trace(Delays):
     def of(self, seed: int, client: int, local_steps: int) -> VisitDelays:
         visits = self.visits[client % len(self.visits)]
         return lambda block: visits[np.arange(block * BLOCK, (block + 1) * BLOCK) % len(visits)]
+
+    def longest(self, seed: int, clients: int, local_steps: int) -> float:
+        return max(float(visits.sum(axis=1).max()) for visits in self.visits)
 
 
 DELAYS = {

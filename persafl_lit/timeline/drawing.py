@@ -18,7 +18,7 @@ COLOURS = {"download": "#56B4E9", "compute": "#E69F00", "upload": "#009E73", "id
 MOST_ROWS = 60
 
 
-def draw(panels: Sequence[tuple[str, Timeline, int]], path: str | os.PathLike[str], local_steps: int) -> None:
+def draw(panels: Sequence[tuple[str, Timeline, int]], path: str | os.PathLike[str], local_steps: int, format: str | None = None) -> None:
     """One column per (title, timeline, buffer): the chart above, the share of active clients below."""
     import matplotlib
 
@@ -44,7 +44,7 @@ def draw(panels: Sequence[tuple[str, Timeline, int]], path: str | os.PathLike[st
     axes[1, 0].set_ylabel("active share")
     handles = [Patch(facecolor=colour, edgecolor="#999999" if name == "idle" else colour, label=name) for name, colour in COLOURS.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, format=format)
     plt.close(figure)
 
 

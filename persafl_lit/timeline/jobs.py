@@ -8,13 +8,14 @@ import io
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from persafl_lit.errors import TimelineError
+from persafl_lit.errors import TimelineError, shown
+from persafl_lit.inputs import plain_file
+from persafl_lit.limits import MOST_CLIENTS, at_most
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -188,15 +189,15 @@ def jobs_to_timeline(
 def read_rows(path: str | os.PathLike[str], columns: tuple[str, ...]) -> list[tuple[int, dict[str, str]]]:
     """The rows of a CSV with exactly these columns, each with its line number."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = plain_file(path, TimelineError).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise TimelineError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
+        raise TimelineError(f"cannot read {shown(str(path))}: {getattr(error, 'strerror', None) or error}") from None
     reader = csv.reader(io.StringIO(text, newline=""))
     rows: list[tuple[int, dict[str, str]]] = []
     try:
         header = next(reader, [])
         if [name.strip() for name in header] != list(columns):
-            raise TimelineError(f"{path}, line 1: the columns must be {','.join(columns)}; got {','.join(header)!r}")
+            raise TimelineError(f"{path}, line 1: the columns must be {','.join(columns)}; got {shown(','.join(header))}")
         for row in filter(None, reader):
             if len(row) != len(columns):
                 raise TimelineError(f"{path}, line {reader.line_num}: expected {len(columns)} values, got {len(row)}")
@@ -214,12 +215,13 @@ def number(kind: type[int] | type[float], text: str, path: object, line: int, co
             raise ValueError
     except ValueError:
         what = "a whole number >= 0" if kind is int else "a number >= 0"
-        raise TimelineError(f"{path}, line {line}: {column} must be {what}; got {text!r}") from None
+        raise TimelineError(f"{path}, line {line}: {column} must be {what}; got {shown(text)}") from None
     return value
 
 
 def from_csv(path: str | os.PathLike[str], clients: int) -> Timeline:
     """The timeline in a CSV file, refused with its line number if it could not have happened."""
+    at_most("clients", clients, MOST_CLIENTS)
     rows = read_rows(path, COLUMNS)
     if not rows:
         raise TimelineError(f"{path}: no jobs in it; a timeline needs at least one row below its header")

@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from persafl_lit.errors import ConfigError
+from persafl_lit import limits
+from persafl_lit.errors import ConfigError, TimelineError
 from persafl_lit.streams import rng
 from persafl_lit.timeline.deadlines import Deadlines
 from persafl_lit.timeline.delays import BLOCK, Delays, VisitDelays
@@ -66,10 +67,12 @@ class Rounds:
     def timeline(self, setting: Setting) -> Timeline:
         if self.cohort > setting.clients:
             raise ConfigError(f"schedule.cohort={self.cohort} is more than the {setting.clients} clients; lower it")
+        _refuse_far(setting, self.cohort)
         visits = [_Visits(setting, client) for client in range(setting.clients)]
         rows: list[tuple[int, int, _Visit]] = []
         start, count = 0.0, 0
         while not _over(setting, start, count):
+            _refuse_endless(setting, count, start)
             cohort = rng(setting.seed, "cohort", count // self.cohort).choice(setting.clients, self.cohort, replace=False)
             jobs = [(visits[client].next(start), client) for client in cohort.tolist()]
             jobs.sort(key=lambda job: (job[0].received, job[1]))
@@ -94,6 +97,7 @@ class Drawn:
 
     def timeline(self, setting: Setting) -> Timeline:
         bounds = [bound for bound in (setting.updates, setting.horizon) if bound is not None]
+        _refuse_endless(setting, min(bounds), min(bounds))
         t = np.arange(int(min(bounds)))
         client = rng(setting.seed, "drawn client").integers(setting.clients, size=len(t))
         # One uniform draw per arrival, so that tau changes the staleness but not whose turn it is.
@@ -122,10 +126,16 @@ SCHEDULES = {"asynchronous": Asynchronous, "rounds": Rounds, "drawn": Drawn, "re
 
 def _free_running(setting: Setting, tau: int | None) -> Timeline:
     """No client ever waits, so each client's times are one cumulative sum; only `reads` needs all of them together."""
+    _refuse_far(setting, setting.clients)
     until = _horizon_guess(setting)
     while True:
         activity = _busy_until(setting, until)
         activity = activity.rows(np.lexsort((activity.client, activity.received)))
+        if (lost := activity.received <= activity.read_at).any():
+            raise TimelineError(
+                f"a visit of client {int(activity.client[lost][0])} at simulated time {float(activity.read_at[lost][0]):g} is too short to be told "
+                "from no time at all: delays and horizon are too many orders of magnitude apart"
+            )
         if tau is None:
             reads, kept = np.searchsorted(activity.received, activity.read_at, side="right"), np.ones(len(activity.client), dtype=bool)
         else:
@@ -140,18 +150,21 @@ def _free_running(setting: Setting, tau: int | None) -> Timeline:
 def _busy_until(setting: Setting, horizon: float) -> Activity:
     """Every visit that begins by `horizon`, client after client."""
     columns: list[list[Floats]] = [[], [], [], []]
-    counts = []
+    counts: list[int] = []
+    before = 0
     for client in range(setting.clients):
         block_of = setting.delays.of(setting.seed, client, setting.local_steps)
-        ends = np.zeros((1, 4))  # of download, compute, upload, rest
-        while ends[-1, 3] <= horizon:
-            following = block_of(len(ends) // BLOCK).ravel()
-            ends = np.concatenate([ends, np.cumsum(np.concatenate([ends[-1, 3:], following]))[1:].reshape(-1, 4)])
+        blocks = [np.zeros((1, 4))]  # ends of download, compute, upload, rest
+        while (now := blocks[-1][-1, 3:])[0] <= horizon:
+            _refuse_endless(setting, before + (len(blocks) - 1) * BLOCK, horizon)
+            blocks.append(np.cumsum(np.concatenate([now, block_of(len(blocks) - 1).ravel()]))[1:].reshape(-1, 4))
+        ends = np.concatenate(blocks)
         starts, ends = ends[:-1, 3], ends[1:]
         begun = int(np.searchsorted(starts, horizon, side="right"))
         for column, values in zip(columns, (starts, ends[:, 0], ends[:, 1], ends[:, 2]), strict=True):
             column.append(values[:begun])
         counts.append(begun)
+        before += begun
     client_column = np.repeat(np.arange(setting.clients), counts)
     return Activity(client_column, *(np.concatenate(column) for column in columns))
 
@@ -164,7 +177,8 @@ def _horizon_guess(setting: Setting) -> float:
         float(setting.delays.of(setting.seed, client, setting.local_steps)(0).sum(axis=1).mean()) for client in range(min(setting.clients, 200))
     ]
     rate = setting.clients * float(np.mean(1 / np.maximum(cycles, 1e-12)))
-    return min(1.1 * setting.updates / rate + 2 * max(cycles), setting.horizon or np.inf)
+    # Not twice the longest cycle: where one client takes a day, those that take a second would go round for two.
+    return min(1.1 * setting.updates / rate + 2 * min(cycles), setting.horizon or np.inf)
 
 
 def _reads_with_drops(activity: Activity, tau: int) -> tuple[Ints, np.ndarray]:
@@ -186,6 +200,7 @@ def _reads_with_drops(activity: Activity, tau: int) -> tuple[Ints, np.ndarray]:
 def _waiting(setting: Setting, tau: int) -> Timeline:
     """The bound is kept by waiting: a read waits while more than tau others are in flight, an arrival is held while
     applying it would make a job in flight miss its deadline (the arrival count at its read, plus tau)."""
+    _refuse_far(setting, 1)  # all may be held up by one
     visits = [_Visits(setting, client) for client in range(setting.clients)]
     events = [(0.0, ASKS, client) for client in range(setting.clients)]
     waiting: deque[int] = deque()  # clients that want to read, first come first served
@@ -208,6 +223,7 @@ def _waiting(setting: Setting, tau: int) -> Timeline:
 
     while events and not _over(setting, events[0][0], len(applied)):
         now, kind, client = heapq.heappop(events)
+        _refuse_endless(setting, len(begun), now)
         if kind == ASKS:
             waiting.append(client)
         else:
@@ -274,6 +290,22 @@ class _Visits:
 
 def _over(setting: Setting, now: float, arrivals: int) -> bool:
     return (setting.horizon is not None and now > setting.horizon) or (setting.updates is not None and arrivals >= setting.updates)
+
+
+def _refuse_far(setting: Setting, at_once: int) -> None:
+    """A horizon that is far beyond the limit, before walking there: at least `at_once` clients are busy at any time."""
+    if setting.updates is None and setting.horizon is not None:
+        longest = setting.delays.longest(setting.seed, setting.clients, setting.local_steps)
+        _refuse_endless(setting, at_once * setting.horizon / longest / 2 if longest > 0 else 0, setting.horizon)
+
+
+def _refuse_endless(setting: Setting, visits: float, now: float) -> None:
+    """A run that is to end by `updates` may look some way beyond them."""
+    if visits > limits.MOST_VISITS * (1 if setting.updates is None else 4):
+        raise TimelineError(
+            f"{setting.clients} clients make more than {limits.MOST_VISITS:,} visits by simulated time {now:g}, the most that a timeline holds; "
+            "lower horizon, updates or clients, or lengthen the delays"
+        )
 
 
 def _cut(

@@ -1,0 +1,172 @@
+"""What is written on the command line, in dicts and in the files of conf/, as plain values. The only module that knows OmegaConf.
+
+Values are data, never programs: `${...}` is not filled in but refused, and so are YAML's tags and aliases; what is left is null,
+true, false, numbers, text, lists, and keys with values.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import re
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from persafl_lit.errors import ConfigError, closest, first_line, shown
+from persafl_lit.nested import GROUPS
+
+LONGEST, DEEPEST = 10_000, 20
+"""Characters of a value, and lists within lists: beyond, it is no setting."""
+TEXTS = (
+    *("accelerator", "checkpoint.dir", "data.path", "data.root", "delays.path", "model.path"),
+    *("precision", "schedule.path", "tracking.experiment", "tracking.uri"),
+)
+"""Keys whose values are text, whatever they look like: `tracking.experiment=2024_10` is no number."""
+
+
+# -- overrides --------------------------------------------------------------------------------------------------------
+
+
+def as_mapping(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides under dotted keys, as plain values."""
+    if isinstance(overrides, Mapping):
+        return flat_keys(plain(overrides, ""))
+    if isinstance(overrides, (str, bytes)):
+        raise ConfigError(f"overrides are a list of 'key=value' strings or a dict; got the string {shown(overrides)}")
+    asked = {}
+    for text in overrides:
+        key, equals, value = str(text).partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{shown(text)} is not an override; write key=value, e.g. method=persafl_me or eta=0.05")
+        asked[key.strip()] = parse(value, key.strip())
+    return flat_keys(plain(asked, ""))
+
+
+def flat_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts as dotted keys; a group's dict with a `name` is its choice and then its values."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value and key != "model.args":
+            inner = dict(value)
+            if key in GROUPS and "name" in inner:
+                flat[key] = inner.pop("name")
+            flat.update(flat_keys({f"{key}.{name}": part for name, part in inner.items()}))
+        else:
+            flat[key] = value
+    return flat
+
+
+def parse(text: str, key: str) -> Any:
+    """A value as YAML means it (with 1e-3 a number); a text stays as it is written."""
+    try:
+        _refuse_programs(text)
+        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)["value"]  # type: ignore[index,call-overload]
+    except Exception as error:  # YAML's constructors raise anything
+        if key in TEXTS and not isinstance(error, ConfigError):
+            return text.strip()
+        raise ConfigError(f"{shown(key)[1:-1]}: {shown(text)} cannot be read as a value: {first_line(error)[:200]}") from None
+    return text.strip() if key in TEXTS and value is not None and not isinstance(value, str) else value
+
+
+def _refuse_programs(text: str) -> None:
+    """Text that would grow, build objects or read the environment when it is read."""
+    if len(text) > LONGEST:
+        raise ConfigError(f"it has {len(text)} characters; at most {LONGEST:,} are read")
+    if "${" in text:
+        raise ConfigError("${...} is never filled in; write the value itself")
+    depth = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise ConfigError("YAML's anchors and aliases (& and *) are not read")
+        if getattr(event, "tag", None):
+            raise ConfigError(f"YAML's tags ({event.tag}) are not read")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ConfigError(f"lists or keys more than {DEEPEST} deep are not read")
+
+
+def plain(value: Any, key: str, depth: int = 0) -> Any:
+    """The value if it is data, with tuples as lists and paths as text; else an error that names its key."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, int):
+        if value.bit_length() > 1000:
+            raise ConfigError(f"{key} is a number of {value.bit_length()} bits; that is too large")
+        return value
+    if isinstance(value, str):
+        if "${" in value:
+            raise ConfigError(f"{key}: {shown(value)} cannot be read as a value: ${{...}} is never filled in; write the value itself")
+        if len(value) > LONGEST or re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", value):
+            raise ConfigError(f"{key} must be a text of at most {LONGEST:,} characters without control characters; got {shown(value)}")
+        return value
+    if depth > DEEPEST:
+        raise ConfigError(f"{key}: lists or keys more than {DEEPEST} deep are not read")
+    if isinstance(value, (list, tuple)):
+        return [plain(item, key, depth + 1) for item in value]
+    if isinstance(value, Mapping):
+        for name in value:
+            if not isinstance(name, str) or plain(name, "a key") != name:
+                raise ConfigError(f"the key {shown(name)} {f'in {key} ' if key else ''}is not a text")
+        return {name: plain(part, f"{key}.{shown(name)[1:-1]}" if key else shown(name)[1:-1], depth + 1) for name, part in value.items()}
+    raise ConfigError(f"{key or 'the config'} must be numbers, text, lists or keys with values; got {shown(value)}")
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def conf_folders() -> list[Path]:
+    """conf/ inside an installed package, or beside the package in a checkout."""
+    here = Path(__file__).resolve().parent
+    return [folder for folder in (here / "conf", here.parent / "conf") if (folder / "config.yaml").is_file()][:1]
+
+
+def choices(group: str, conf: Sequence[Path] | None = None) -> dict[str, str]:
+    """Every choice of a group and the one line that its file begins with."""
+    found = {}
+    for folder in conf_folders() if conf is None else conf:
+        for path in sorted((folder / group).glob("*.yaml")):
+            found[path.stem] = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0].lstrip("# ")
+    return found
+
+
+def load_choice(choice: Any, key: str, folders: Sequence[Path]) -> dict[str, Any]:
+    group = GROUPS.get(key, key)
+    known = choices(group, folders)
+    if not isinstance(choice, str) or choice not in known:
+        raise ConfigError(f"unknown {key} {shown(choice)}; conf/{group} has {', '.join(known)}.{closest(str(choice), known)}")
+    return load(find(f"{group}/{choice}.yaml", folders), key)
+
+
+def find(name: str, folders: Sequence[Path]) -> Path:
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder / name
+    raise ConfigError(f"no {name} in {', '.join(map(str, folders)) or 'any conf folder'}; the installation is incomplete")
+
+
+def load(path: Path, key: str) -> dict[str, Any]:
+    try:
+        content = copy.deepcopy(_content(path.read_text(encoding="utf-8")))
+    except Exception as error:  # YAML's constructors raise anything
+        raise ConfigError(f"{path}: {first_line(error)[:300]}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected keys and values for {key}; got {type(content).__name__}")
+    return typing.cast("dict[str, Any]", content)
+
+
+@functools.lru_cache(maxsize=256)
+def _content(text: str) -> Any:
+    _refuse_programs(text)
+    return plain(OmegaConf.to_container(OmegaConf.create(text), resolve=False), "") if text.strip() else {}
+
+
+def to_yaml(values: Mapping[str, Any]) -> str:
+    return OmegaConf.to_yaml(OmegaConf.create(dict(values)))

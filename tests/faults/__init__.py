@@ -1,0 +1,1 @@
+"""Faults and hostile input: what a run survives, and what never gets in."""
