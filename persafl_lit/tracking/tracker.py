@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from persafl_lit import __version__
 from persafl_lit.errors import TrackingError, first_line
 from persafl_lit.tracking.environment import environment, git_commit
-from persafl_lit.tracking.unsent import Message, keep, store_uri, sync, waiting
+from persafl_lit.tracking.unsent import SQLITE, Message, keep, store_uri, sync, waiting
 
 if TYPE_CHECKING:
     from persafl_lit.config import Config
@@ -38,6 +38,7 @@ class Tracker:
     def __init__(self, config: Config, run_id: str | None = None, tags: dict[str, str] | None = None) -> None:
         """A new run, or the interrupted one called `run_id`."""
         self.uri = store_uri(config.tracking.uri)
+        _check_folder(self.uri)
         self._config = config
         self._tags = tags or {}
         self._messages: deque[Message] = deque()
@@ -198,6 +199,15 @@ class Tracker:
         if not self._warned:
             print(f"persafl: tracking to {self.uri} fails, the run goes on and tries again: {first_line(error)}", file=sys.stderr)
         self._warned = True
+
+
+def _check_folder(uri: str) -> None:
+    """A folder that cannot be is told at once; everything else about a store shows when it is opened, beside the run."""
+    if uri.startswith(SQLITE):
+        try:
+            Path(uri.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TrackingError(f"cannot track to tracking.uri={uri}: {error}") from None
 
 
 def new_run(store: Store, config: Config, name: str, tags: dict[str, str]) -> str:
