@@ -5,13 +5,21 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-faults soak lint bench clean
 
 demo: $(READY)
 	$(BIN)/persafl demo
 
 test: $(READY) lint
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
+# Processes killed at random moments, full disks, locked databases, slow servers: minutes, not seconds.
+test-faults: $(READY)
+	$(BIN)/python -m pytest tests/faults -m "faults or not faults" --durations=5
+
+# 100,000 updates: does memory stay flat?
+soak: $(READY)
+	$(BIN)/python -m benchmarks.soak
 
 lint: $(READY)
 	$(BIN)/ruff check .

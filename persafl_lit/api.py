@@ -16,7 +16,7 @@ from persafl_lit.checkpoint import Checkpoint
 from persafl_lit.client import build_backbone, check_backbone
 from persafl_lit.config import Config, choice_of, compose
 from persafl_lit.data import DATASETS, Samples
-from persafl_lit.errors import ConfigError, Interrupted, located
+from persafl_lit.errors import ConfigError, DivergenceError, Interrupted, ModelError, TakenError, located
 from persafl_lit.evaluate import FINETUNES, Finetune, Point, accuracy_of, evaluation_cost, loss_of, own_rule
 from persafl_lit.executors import Executor, Processes, Serial, Work, Worker
 from persafl_lit.experiment import Experiment, Observer, evaluated_clients, evaluation_moments
@@ -81,6 +81,7 @@ class Result:
             "sim_time": last.sim_time,
             "grad_evals": last.training["grad_evals"],
             "dropped": self.timeline.dropped,
+            "skipped": int(last.training["skipped"]),
             "staleness": {"mean": float(staleness.mean()) if len(staleness) else 0.0, "max": int(staleness.max(initial=0))},
             "concurrency": self.timeline.mean_concurrency(),
             "bytes_communicated": 2 * self.bytes_per_transfer * (last.updates + self.timeline.dropped),
@@ -103,12 +104,14 @@ def run(
     should_stop: Callable[[], bool] = lambda: False,
     tags: dict[str, str] | None = None,
     run_id: str | None = None,
+    wait_seconds: float = 0.0,
 ) -> Result:
     """Run one experiment. `config` is a Config, a list of overrides or a dict of them; `model` a backbone of yours.
 
     `observers` watch the run (or a function that makes them once the timeline is known); when `should_stop()` turns true,
     the run writes a checkpoint and raises `Interrupted`. With `resume`, an interrupted run of the same config goes on. `tags`
-    go to the MLflow run; with `run_id` that is not a new one but this.
+    go to the MLflow run; with `run_id` that is not a new one but this. `wait_seconds` is how long to wait for another process that is
+    doing the same run to end.
     """
     wall_start = time.monotonic()
     config = config if isinstance(config, Config) else compose(config)
@@ -124,12 +127,9 @@ def run(
             backbone = check_backbone(model)
         else:
             backbone = build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
-        worker = Worker(work_of(config, federation, copy.deepcopy(backbone)))
-        checkpoint = Checkpoint(config.checkpoint_path)
-        if config.checkpoint.every:
-            checkpoint.check()
+        worker = Worker(work_of(config, federation, _copied(backbone)))
         evaluated = evaluated_clients(federation, config.eval.clients, config.seed)
-        with _executor(config, worker, len(timeline)) as executor:
+        with _checkpoint(config, resume, wait_seconds) as checkpoint, _executor(config, worker, len(timeline)) as executor:
             experiment = Experiment(
                 timeline,
                 rule,
@@ -140,21 +140,31 @@ def run(
                 config.eval.gradient,
                 checkpoint=checkpoint,
                 checkpoint_every=config.checkpoint.every,
+                checkpoint_seconds=config.checkpoint.seconds,
+                skip_divergence=config.on_divergence == "skip",
                 should_stop=should_stop,
             )
             identity = experiment.identity(config.hash(), federation.digest())
-            saved = checkpoint.load(identity) if resume else None
+            saved = checkpoint.load(identity) if checkpoint and resume else None
             if saved is not None:
                 experiment.restore(saved)
+            wall_before: float = ((saved or {}).get("extra") or {}).get("wall_seconds", 0.0)
             if resume:
                 where = f"after update {experiment.state.arrivals} of {len(timeline)}" if saved else "nothing: no interrupted run of this config"
                 print(f"persafl: resuming {where}", file=sys.stderr)
             experiment.begin()  # the workers train while MLflow is imported
-            with _tracked(config, timeline, run_id or (saved or {}).get("extra", {}).get("run_id"), tags) as tracker:
+            known = run_id or ((saved or {}).get("extra") or {}).get("run_id")
+            with _tracked(config, timeline, known, tags, should_stop) as tracker:
                 experiment.observers = [*([tracker] if tracker else []), *(observers(timeline) if callable(observers) else observers)]
-                experiment.extra = lambda: {"run_id": tracker.known_run_id} if tracker else {}
+
+                def wall_seconds() -> float:
+                    return wall_before + time.monotonic() - wall_start
+
+                experiment.extra = lambda: {"wall_seconds": wall_seconds()} | ({"run_id": tracker.known_run_id()} if tracker else {})
                 experiment.run(identity)
-                trained = copy.deepcopy(backbone)
+                while tracker and not tracker.is_open(0.2):
+                    experiment.heed_stop(identity)
+                trained = _copied(backbone)
                 trained.load_state_dict(worker.state_dict(experiment.state.w))
                 result = Result(
                     config,
@@ -162,23 +172,55 @@ def run(
                     tuple(experiment.points),
                     timeline,
                     trained,
-                    time.monotonic() - wall_start,
+                    wall_seconds(),
                     rule.arrivals_per_version,
-                    federation.notes + _notes(timeline, rule.arrivals_per_version),
+                    federation.notes + _notes(timeline, rule.arrivals_per_version, experiment.state.skipped),
                     executor.evaluation_share(),
                     worker.start.nbytes * (2 if worker.work.objective.control else 1),
                 )
                 if tracker:
                     _record(result, federation, tracker)
-        checkpoint.delete()
+            if checkpoint:
+                checkpoint.delete()
         return result
 
 
-def _notes(timeline: Timeline, buffer: int) -> tuple[str, ...]:
+def _copied(backbone: L.LightningModule) -> L.LightningModule:
+    """A run trains a copy: the model it was given stays as it was."""
+    try:
+        return copy.deepcopy(backbone)
+    except Exception as error:  # a model may hold what cannot be copied, and its own way of copying may raise anything
+        raise ModelError(f"{type(backbone).__name__} cannot be copied, and a run trains a copy: {located(error)}") from error
+
+
+@contextlib.contextmanager
+def _checkpoint(config: Config, resume: bool, wait_seconds: float) -> Iterator[Checkpoint | None]:
+    """This run's checkpoints, claimed; or None if another process that is doing the same run keeps them."""
+    with Checkpoint(config.checkpoint_path) as checkpoint:
+        if config.checkpoint.regular:
+            checkpoint.check()
+        mine = not (config.checkpoint.regular or resume) or checkpoint.claim(wait_seconds)  # else it is claimed when one is written
+        if not mine and resume:
+            raise TakenError(f"{checkpoint.owner()} is doing this run now; wait for it, or stop it and then resume")
+        if not mine:
+            print(f"persafl: {checkpoint.owner()} is doing the same run and keeps its checkpoints; this one writes none", file=sys.stderr)
+        try:
+            yield checkpoint if mine else None
+        except DivergenceError:  # it would diverge again
+            if mine:
+                checkpoint.delete()
+            raise
+
+
+def _notes(timeline: Timeline, buffer: int, skipped: int) -> tuple[str, ...]:
     """What a user should be told about a run that did less than it seems."""
-    if len(timeline) >= buffer:
-        return ()
-    return (f"the model never changed: only {len(timeline)} updates arrived and the server waits for {buffer}; raise horizon or lower method.buffer",)
+    notes = []
+    if len(timeline) < buffer:
+        enough = "raise horizon or lower method.buffer"
+        notes.append(f"the model never changed: only {len(timeline)} updates arrived and the server waits for {buffer}; {enough}")
+    if skipped:
+        notes.append(f"{skipped} of {len(timeline)} updates were not finite, or made the model so, and were skipped; lower eta or set clip")
+    return tuple(notes)
 
 
 def work_of(config: Config, federation: Federation, backbone: L.LightningModule) -> Work:
@@ -201,6 +243,7 @@ def work_of(config: Config, federation: Federation, backbone: L.LightningModule)
         config.accelerator,
         config.devices,
         config.precision,
+        config.clip,
     )
 
 
@@ -226,19 +269,21 @@ def affordable_evaluations(work: Work, timeline: Timeline, evaluated: Sequence[i
 
 
 @contextlib.contextmanager
-def _tracked(config: Config, timeline: Timeline, run_id: str | None, tags: dict[str, str] | None) -> Iterator[Tracker | None]:
+def _tracked(
+    config: Config, timeline: Timeline, run_id: str | None, tags: dict[str, str] | None, hurry: Callable[[], bool]
+) -> Iterator[Tracker | None]:
     """A tracker, or None if tracking is off; however the run ends, the tracker is told."""
     if not config.tracking.enabled:
         yield None
         return
     from persafl_lit.tracking import Tracker
 
-    tracker = Tracker(config, run_id, tags)
+    tracker = Tracker(config, run_id, tags, hurry)
     tracker.begins(timeline)
     try:
         yield tracker
     except (Interrupted, KeyboardInterrupt) as stopped:
-        tracker.finish("KILLED", str(stopped) or "interrupted", wall_patience=3.0)
+        tracker.finish("KILLED", str(stopped) or "interrupted")
         raise
     except BaseException as failure:
         tracker.finish("FAILED", f"{type(failure).__name__}: {failure}")

@@ -120,13 +120,16 @@ class ClientModule(L.LightningModule):
     asks for. Runs under the Fabric loop (`local_training`, one job) and under `Trainer.fit` (one client alone).
     """
 
-    def __init__(self, backbone: L.LightningModule, objective: Objective, eta: float, smoothness: float | None = None) -> None:
+    def __init__(
+        self, backbone: L.LightningModule, objective: Objective, eta: float, smoothness: float | None = None, clip: float | None = None
+    ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.backbone = backbone
         self.objective = objective
         self.eta = eta
         self.smoothness = smoothness
+        self.clip = clip
         # A backbone may call self.log; a job's metrics are returned instead (one database call per step is too dear).
         backbone.log = backbone.log_dict = _ignore  # type: ignore[method-assign,assignment]
 
@@ -142,6 +145,7 @@ class ClientModule(L.LightningModule):
         """One local step under `Trainer.fit`. Returns the loss where the step began, or near it."""
         self.f.losses.clear()
         self.w.grad = self.objective.gradient(self.f, Step(self.w, self.read, batch, self.correction))
+        self.w.grad = clipped(self.w.grad, self.clip)
         self.optimizers().step()  # type: ignore[union-attr]
         return self.f.losses[0]
 
@@ -158,7 +162,7 @@ class ClientModule(L.LightningModule):
             self.f.losses.clear()
             stood = self.w.clone() if batches is steps[-1] else self.w
             gradient = self.objective.gradient(self.f, Step(self.w, read, batches, correction))
-            self.w.add_(gradient, alpha=-self.eta)  # what the optimizer does, without its bookkeeping
+            self.w.add_(clipped(gradient, self.clip), alpha=-self.eta)  # what the optimizer does, without its bookkeeping
             firsts.append(self.f.losses[0])
         residual = self.objective.residual(self.f, Step(stood, read, batches, correction), gradient)
         return Report(float(torch.stack(firsts).double().mean()), self.f.evaluations - before, residual)
@@ -170,6 +174,14 @@ class ClientModule(L.LightningModule):
             total.add_(self.f.gradient(w, batch), alpha=count)
         self.f.losses.clear()
         return total.div_(sum(count for _, count in chunks))
+
+
+def clipped(gradient: Tensor, clip: float | None) -> Tensor:
+    """min(1, clip / |gradient|) gradient; the norm in double precision, where the squares of large gradients are finite."""
+    if clip is None:
+        return gradient
+    norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+    return gradient * (clip / norm) if norm > clip else gradient
 
 
 class ClientDataModule(L.LightningDataModule):

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from persafl_lit.errors import ConfigError, closest, shown
-from persafl_lit.limits import MOST_CLIENTS, MOST_SECONDS, MOST_STEPS, MOST_VISITS, MOST_WORKERS, at_most
+from persafl_lit.limits import MOST_CLIENTS, MOST_STEPS, MOST_VISITS, MOST_WORKERS, at_most
 from persafl_lit.nested import GROUPS, flatten, get, put
 from persafl_lit.objectives import OBJECTIVES, Objective
 from persafl_lit.server import RULES, ControlVariates, Rule
+from persafl_lit.settings import Checkpoints, Eval, Tracking, positive
 from persafl_lit.timeline import DELAYS, SCHEDULES, Setting, Timeline
 from persafl_lit.typed import coerce, construct, keys
 from persafl_lit.written import as_mapping, conf_folders, find, flat_keys, load, load_choice, to_yaml
@@ -33,63 +34,11 @@ NEUTRAL = ("tracking", "checkpoint", "executor", "workers")
 COUNTS = {"clients": MOST_CLIENTS, "local_steps": MOST_STEPS, "batch_size": math.inf, "updates": MOST_VISITS, "workers": MOST_WORKERS}
 """Whole numbers >= 1, and where they end."""
 PRECISION_NAMES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
-LONGEST_NAME = 250
 
 T = TypeVar("T")
 
 
 # -- the typed result -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Eval:
-    every: float | None
-    """Simulated time between evaluations; null is a tenth of the run, or less often so that evaluation costs at most a quarter."""
-    finetune: dict[str, Any]
-    beside: tuple[str, ...]
-    """Further fine-tuning rules for the last evaluation; `own` is the method's."""
-    clients: int | None
-    """Evaluate only so many clients, drawn by the seed; null is all."""
-    gradient: bool
-    """Also measure |grad F(w)|^2 of the method's own cost, over all data: what the theorems bound."""
-
-    def __post_init__(self) -> None:
-        _positive("eval.every", self.every)
-        if self.clients is not None and self.clients < 1:
-            raise ConfigError(f"eval.clients must be >= 1 or null; got {self.clients}")
-
-
-@dataclass(frozen=True)
-class Checkpoints:
-    every: int
-    """Updates between checkpoints; 0 writes one only when asked to stop."""
-    dir: str | None
-    """Folder of checkpoints; null is mlruns/checkpoints."""
-
-    def __post_init__(self) -> None:
-        if self.every < 0:
-            raise ConfigError(f"checkpoint.every must be >= 0 updates; got {self.every}")
-
-
-@dataclass(frozen=True)
-class Tracking:
-    enabled: bool
-    uri: str | None
-    """An MLflow tracking URI; null is MLFLOW_TRACKING_URI, else the sqlite store mlruns/mlflow.db."""
-    experiment: str
-    model: bool
-    """Keep the final model, in MLflow's format."""
-    figures: bool
-    """Keep a picture of the run."""
-    patience: float
-    """Seconds of wall time that the end of a run waits for a store that is away."""
-
-    def __post_init__(self) -> None:
-        if not self.experiment.strip() or len(self.experiment) > LONGEST_NAME:
-            raise ConfigError(f"tracking.experiment must be a name of 1 to {LONGEST_NAME} characters; got {shown(self.experiment)}")
-        if not self.patience >= 0:
-            raise ConfigError(f"tracking.patience must be >= 0 seconds; got {self.patience!r}")
-        at_most("tracking.patience", self.patience, MOST_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -105,6 +54,10 @@ class Config:
     local_steps: int
     eta: float
     batch_size: int
+    clip: float | None
+    """The longest gradient of a local step; a longer one is shortened to it. null is none."""
+    on_divergence: Literal["stop", "skip"]
+    """What a non-finite update does: end the run, or get lost and counted."""
     horizon: float | None
     updates: int | None
     seed: int
@@ -127,8 +80,8 @@ class Config:
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be >= 1; got {value}")
             at_most(name, value, most)
-        _positive("eta", self.eta)
-        _positive("horizon", self.horizon)
+        for name in ("eta", "clip", "horizon"):
+            positive(name, getattr(self, name))
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed must be a whole number from 0 to 2^63 - 1; got {self.seed}")
         if self.horizon is None and self.updates is None and self.schedule["name"] != "replay":
@@ -310,8 +263,3 @@ def choice_of(key: str, name: Any, table: Mapping[str, T]) -> T:
     if not isinstance(name, str) or name not in table:
         raise ConfigError(f"unknown {key} {shown(name)}; there are {', '.join(table)}.{closest(str(name), table)}")
     return table[name]
-
-
-def _positive(key: str, value: float | None) -> None:
-    if value is not None and not value > 0:
-        raise ConfigError(f"{key} must be > 0; got {value!r}")

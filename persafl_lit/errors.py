@@ -42,6 +42,10 @@ class CheckpointError(PersaflError):
     """A checkpoint that does not belong to this run or cannot be read."""
 
 
+class TakenError(CheckpointError):
+    """A run that another process is doing now."""
+
+
 class DivergenceError(PersaflError):
     """A non-finite update; what was recorded before it is kept."""
 
@@ -49,7 +53,7 @@ class DivergenceError(PersaflError):
 
 
 class Interrupted(PersaflError):
-    """Asked to stop; a checkpoint has been written."""
+    """Asked to stop; a checkpoint has been written, or the message says why not."""
 
     exit_code = 130
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from persafl_lit.checkpoint import Checkpoint, pack, unpack
 from persafl_lit.data.federation import Federation
-from persafl_lit.errors import ConfigError, DivergenceError, Interrupted
+from persafl_lit.errors import CheckpointError, ConfigError, DivergenceError, Interrupted, PersaflError
 from persafl_lit.evaluate import Point
 from persafl_lit.executors import Evaluation, Executor, Task, Update
 from persafl_lit.server import Arrival, Rule, State
@@ -81,7 +83,7 @@ class OpenPoint:
 
 @dataclass
 class Experiment:
-    """A run, ready to walk. `checkpoint_every` counts updates; 0 writes checkpoints only when asked to stop."""
+    """A run, ready to walk."""
 
     timeline: Timeline
     rule: Rule
@@ -95,7 +97,13 @@ class Experiment:
     """Whether evaluations also measure |grad F(w)|^2 of the method's own cost."""
     observers: Sequence[Observer] = ()
     checkpoint: Checkpoint | None = None
+    """None is none, also when asked to stop."""
     checkpoint_every: int = 0
+    """Updates between checkpoints; 0 is never."""
+    checkpoint_seconds: float | None = None
+    """Wall seconds between checkpoints; None is never."""
+    skip_divergence: bool = False
+    """Whether an update that is not finite is left out and counted, instead of ending the run."""
     extra: Callable[[], dict[str, Any]] = dict
     """Plain values to keep in the checkpoint, such as the tracking run's id."""
     should_stop: Callable[[], bool] = lambda: False
@@ -113,6 +121,8 @@ class Experiment:
         self._queue = np.argsort(readable, kind="stable")
         self._readable = readable[self._queue]
         self._submitted = 0
+        self._saved_at = time.monotonic()
+        self._warned: set[str] = set()
 
     def identity(self, *parts: str) -> str:
         """A name for exactly this computation: the config's hash and what the config only points at."""
@@ -122,8 +132,14 @@ class Experiment:
 
     def restore(self, content: dict[str, Any]) -> None:
         """Go on where a checkpoint was written."""
-        self.state, pending, self.points, captured = unpack(content)
-        self.tally = Tally(**content["tally"])
+        try:
+            self.state, pending, self.points, captured = unpack(content)
+            self.tally = Tally(**content["tally"])
+            fits = self.state.w.shape == self.executor.worker.start.shape and 0 <= self.state.arrivals <= len(self.timeline)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            fits = False
+        if not fits:
+            raise CheckpointError("the checkpoint does not hold what this version writes; delete it to start anew")
         for index, task in pending.items():
             self.executor.submit(index, task)
         for sim_time, updates, training, models in captured:
@@ -140,29 +156,51 @@ class Experiment:
         self.begin()
         for point in self.points:
             self._announce(point)
+        try:
+            self._walk(identity)
+        except DivergenceError:
+            self._close_points(wait=True)  # what was captured before counts, whoever has got how far with it
+            raise
+        self._capture_before(math.inf)
+        while self.open:
+            self.executor.finish(self.open[0].evaluation, self.should_stop)
+            self.heed_stop(identity)
+            self._close_points(wait=False)
+
+    def _walk(self, identity: str) -> None:
         for index in range(self.state.arrivals, len(self.timeline)):
             job = self.timeline[index]
             self._capture_before(job.arrives)
-            try:
-                task, update = self.executor.result(index)
-            except DivergenceError as error:
-                raise DivergenceError(f"{self._place(index, job)}: {error}") from None
-            self._receive(index, job, task, update)
+            while (arrived := self.executor.result(index, self.should_stop)) is None:
+                self.heed_stop(identity)
+            self._receive(index, job, *arrived)
             self._submit_readable()
             self._close_points(wait=False)
-            stop = self.should_stop()
-            if self.checkpoint and (stop or (self.checkpoint_every and (index + 1) % self.checkpoint_every == 0)):
+            self.heed_stop(identity)
+            if self.checkpoint and self._checkpoint_is_due():
                 self.save(identity)
-            if stop:
-                raise Interrupted(f"stopped after update {index + 1} of {len(self.timeline)}; the same command with --resume continues")
-        self._capture_before(math.inf)
-        self._close_points(wait=True)
+
+    def _checkpoint_is_due(self) -> bool:
+        if self.checkpoint_every and self.state.arrivals % self.checkpoint_every == 0:
+            return True
+        return self.checkpoint_seconds is not None and time.monotonic() - self._saved_at >= self.checkpoint_seconds
+
+    def heed_stop(self, identity: str) -> None:
+        """If asked to, write a checkpoint and stop."""
+        if not self.should_stop():
+            return
+        where = f"stopped after update {self.state.arrivals} of {len(self.timeline)}"
+        if self.checkpoint is None:
+            raise Interrupted(f"{where}, without a checkpoint")
+        self.save(identity)
+        raise Interrupted(f"{where}; the same command with --resume continues")
 
     def save(self, identity: str) -> None:
         assert self.checkpoint is not None
         captured = [(point.sim_time, point.updates, point.training, list(point.evaluation.models)) for point in self.open]
         content = pack(self.state, self.executor.pending, self.points, captured)
         self.checkpoint.save(identity, {**content, "tally": asdict(self.tally), "extra": self.extra()})
+        self._saved_at = time.monotonic()
 
     def _submit_readable(self) -> None:
         """Hand out every job whose model exists by now."""
@@ -173,19 +211,39 @@ class Experiment:
             self.executor.submit(index, Task(job.client, job.visit, read, correction))
         self._submitted = max(self._submitted, until)
 
-    def _receive(self, index: int, job: Job, task: Task, update: Update) -> None:
-        if not (math.isfinite(update.report.loss) and is_finite(update.delta)):
-            raise DivergenceError(f"{self._place(index, job)} has loss {update.report.loss:.4g}; {self._advice()}")
-        staleness = self.staleness[index]
-        self.rule.apply(self.state, Arrival(job.client, task.read, update.delta, staleness, update.control))
-        if not is_finite(self.rule.model_of(self.state, job.client)):
-            raise DivergenceError(f"{self._place(index, job)} makes the model infinite; {self._advice()}")
-        self.tally.add(update, staleness)
+    def _receive(self, index: int, job: Job, task: Task, update: Update | PersaflError) -> None:
+        if isinstance(update, PersaflError) and not isinstance(update, DivergenceError):
+            raise update
+        state, staleness = self.state, self.staleness[index]
+        before, at_stake = self.rule.model_of(state, job.client), state.in_waiting
+        loss = update.report.loss if isinstance(update, Update) else math.nan
+        if isinstance(update, Update) and math.isfinite(loss) and all(vector is None or is_finite(vector) for vector in update[:2]):
+            self.rule.apply(state, Arrival(job.client, task.read, update.delta, staleness, update.control))
+            self.tally.add(update, staleness)
+            at_stake += 1
+        else:
+            self._diverges(index, job, f" has loss {loss:.4g}; {self._advice()}" if isinstance(update, Update) else f": {update}")
+            self.tally.grad_evals += update.report.evaluations if isinstance(update, Update) else 0
+            self.rule.arrive(state)
+            state.skipped += 1
+        if not is_finite(self.rule.model_of(state, job.client)):
+            self._diverges(index, job, f" makes the model infinite; {self._advice()}")
+            self.rule.put_back(state, job.client, before)
+            state.skipped += at_stake
         for observer in self.observers:
-            observer.on_update(index, job, staleness, update.report.loss)
+            observer.on_update(index, job, staleness, loss)
 
-    def _place(self, index: int, job: Job) -> str:
-        return f"the run diverges: update {index} (client {job.client}, simulated time {job.arrives:.4g}, eta={self.eta:g})"
+    def _diverges(self, index: int, job: Job, how: str) -> None:
+        """End the run, or say once that what diverges is left out."""
+        where = f"update {index} (client {job.client}, simulated time {job.arrives:.4g}, eta={self.eta:g}){how}"
+        if not self.skip_divergence:
+            raise DivergenceError(f"the run diverges: {where}")
+        self._say_once("update", f"{where}: it is skipped, and so will others be (on_divergence=skip); they are counted")
+
+    def _say_once(self, about: str, sentence: str) -> None:
+        if about not in self._warned:
+            print(f"persafl: {sentence}", file=sys.stderr)
+        self._warned.add(about)
 
     def _advice(self) -> str:
         return "lower eta or the method's own step sizes; what was recorded until then is kept"
@@ -196,7 +254,7 @@ class Experiment:
         """Every evaluation that is due before `moment`; an update at the very moment of an evaluation counts."""
         while (count := len(self.points) + len(self.open)) < len(self.moments) and self.moments[count] < moment:
             models = [self.rule.model_of(self.state, client) for client in self.evaluated]
-            self._open_point(self.moments[count], self.state.arrivals, self.tally.take(), models)
+            self._open_point(self.moments[count], self.state.arrivals, self.tally.take() | {"skipped": self.state.skipped}, models)
 
     def _open_point(self, sim_time: float, updates: int, training: dict[str, float], models: Sequence[Tensor]) -> None:
         """Models are never changed in place, so they may be evaluated later; ones that are evaluated already are not again."""
@@ -218,10 +276,13 @@ class Experiment:
         scores = captured.evaluation.scores()
         for client, score in zip(self.evaluated, scores, strict=True):
             if not math.isfinite(score.worst_loss()):
-                raise DivergenceError(
+                sentence = (
                     f"the evaluation after update {captured.updates} diverges: client {client} has loss {score.own.test_loss:.4g} "
                     f"after fine-tuning and {score.shared.test_loss:.4g} before; lower eval.finetune's step size or eta={self.eta:g}"
                 )
+                if not self.skip_divergence:
+                    raise DivergenceError(sentence)
+                self._say_once("evaluation", f"{sentence}. The run goes on (on_divergence=skip); its mean losses are not finite")
         trained = sum(client < self.timeline.clients for client in self.evaluated)
         squared = captured.evaluation.squared_gradient()
         training = captured.training if squared is None else captured.training | {"grad_norm_sq": squared}

@@ -23,8 +23,12 @@ class State:
 
     w: Tensor
     arrivals: int = 0
+    skipped: int = 0
+    """Of these, how many were not finite and did not enter (on_divergence=skip)."""
     waiting: Tensor | None = None
     """The sum of discounted updates in a buffer that is not full yet."""
+    in_waiting: int = 0
+    """How many updates that sum holds."""
     control: Tensor | None = None
     """SCAFFOLD's c."""
     control_waiting: Tensor | None = None
@@ -64,6 +68,14 @@ class Rule(ABC):
     @abstractmethod
     def apply(self, state: State, arrival: Arrival) -> None:
         """Take in one update."""
+
+    def arrive(self, state: State) -> None:
+        """Count an arrival. By itself this is one that must not enter: the versions that later jobs read exist all the same."""
+        state.arrivals += 1
+
+    def put_back(self, state: State, client: int, model: Tensor) -> None:
+        """Take back what the last arrival, this client's, made of the model; what it did to buffers stays."""
+        state.w = model
 
 
 @dataclass(frozen=True)
@@ -119,10 +131,16 @@ class Descent(Discounted, Rule):
         weight = self.weight(arrival.staleness)
         weighted = arrival.delta if weight == 1 else arrival.delta * weight
         state.waiting = weighted if state.waiting is None else state.waiting + weighted
+        state.in_waiting += 1
+        self.arrive(state)
+
+    def arrive(self, state: State) -> None:
+        """A full buffer becomes a version. One that must not enter is a zero in the sum: the rest counts neither more nor less for it."""
         state.arrivals += 1
         if state.arrivals % self.buffer == 0:
-            state.w = state.w.sub(state.waiting, alpha=self.beta / self.buffer)
-            state.waiting = None
+            if state.waiting is not None:
+                state.w = state.w.sub(state.waiting, alpha=self.beta / self.buffer)
+            state.waiting, state.in_waiting = None, 0
 
 
 @dataclass(frozen=True)
@@ -151,7 +169,11 @@ class ControlVariates(Descent):
         state.control_waiting = change if state.control_waiting is None else state.control_waiting + change
         state.per_client[arrival.client] = arrival.control
         super().apply(state, arrival)
-        if state.waiting is None:
+
+    def arrive(self, state: State) -> None:
+        """The controls that did arrive count, also when the model is put back: c stays the mean of the c_i."""
+        super().arrive(state)
+        if state.arrivals % self.buffer == 0 and state.control_waiting is not None:
             change = state.control_waiting / self.clients
             state.control = change if state.control is None else state.control + change
             state.control_waiting = None
@@ -171,7 +193,7 @@ class Mixing(Discounted, Rule):
     def apply(self, state: State, arrival: Arrival) -> None:
         a = self.mix * self.weight(arrival.staleness)
         state.w = (1 - a) * state.w + a * (arrival.read - arrival.delta)
-        state.arrivals += 1
+        self.arrive(state)
 
 
 @dataclass(frozen=True)
@@ -191,9 +213,12 @@ class Separate(Rule):
     def model_of(self, state: State, client: int) -> Tensor:
         return state.per_client.get(client, state.w)
 
+    def put_back(self, state: State, client: int, model: Tensor) -> None:
+        state.per_client[client] = model
+
     def apply(self, state: State, arrival: Arrival) -> None:
         state.per_client[arrival.client] = self.model_of(state, arrival.client) - arrival.delta
-        state.arrivals += 1
+        self.arrive(state)
 
 
 RULES: dict[str, type[Rule]] = {"descent": Descent, "control_variates": ControlVariates, "mixing": Mixing, "separate": Separate}

@@ -188,9 +188,11 @@ import os, tempfile
 import ray
 import torch
 from persafl_lit import run
+from persafl_lit.errors import ModelError
+from tests.test_divergence import Stubborn
 from tests.test_executors import METHODS, SMALL, Deadly, bits
 
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 for method in METHODS:
     overrides = [*SMALL, f"method={method}", *METHODS[method]]
     assert bits(run([*overrides, "executor=ray", "workers=2"])) == bits(run([*overrides, "executor=serial"])), method
@@ -199,6 +201,12 @@ with tempfile.TemporaryDirectory() as folder:
     overrides = [*SMALL, "method=fedasync"]
     assert bits(run([*overrides, "executor=ray", "workers=2"], model)) == bits(run([*overrides, "executor=serial"], model))
     assert len(os.listdir(folder)) >= 2
+try:
+    run([*SMALL, "executor=ray", "workers=2"], Stubborn())
+except ModelError as error:
+    assert "Stubborn cannot be sent to worker processes (TypeError: I stay here); use executor=serial" in str(error), error
+else:
+    raise AssertionError("it was sent")
 print("equal", len(METHODS))
 """
 

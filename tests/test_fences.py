@@ -12,8 +12,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # Lowest first: a part may import parts of its own row and of rows above it in this list, never below.
 LAYERS = [
-    {"errors", "limits", "streams"},
-    {"timeline", "data", "models", "objectives", "typed", "nested", "inputs"},
+    {"errors", "limits", "streams", "lock"},
+    {"timeline", "data", "models", "objectives", "typed", "nested", "inputs", "settings"},
     {"server", "loss", "written"},
     {"client"},
     {"evaluate"},

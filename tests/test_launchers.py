@@ -160,7 +160,7 @@ def test_what_diverges_fails_once_and_the_rest_goes_on(tmp_path):
     folder = folder_with_sweep(tmp_path / "diverging", text.replace("model=logistic", "model=mlp, 'model.hidden=[8]'"))
     out, err = finish(folder, code=3)
     assert "4 trials, 3 finished, 1 failed" in out
-    assert "failed: fedasync beta=0.8 eta=1000000000.0 seed=0: DivergenceError: the run diverges" in out
+    assert "failed: fedasync beta=0.8 eta=1000000000.0 seed=0: DivergenceError: the evaluation after update 0 diverges" in out
     (failed,) = [run for run in runs(folder) if run.info.status == "FAILED"]
     assert failed.data.tags["persafl.error"].startswith("DivergenceError")
     _, err = finish(folder, code=3)

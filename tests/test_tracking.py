@@ -23,7 +23,7 @@ import torch
 from persafl_lit import compose, run
 from persafl_lit.errors import ConfigError, DivergenceError
 from persafl_lit.timeline import from_csv
-from persafl_lit.tracking import store_uri, sync
+from persafl_lit.tracking import Tracker, store_uri, sync
 from persafl_lit.tracking.store import Store
 
 FAST = ["model=logistic", "clients=5", "updates=15", "local_steps=2", "eval.every=1.5"]
@@ -170,6 +170,19 @@ def test_eight_processes_log_to_one_new_store_and_lose_nothing(store):
 def run_one(seed, results):
     result = run([*FAST, "executor=serial", "tracking.model=false", f"seed={seed}"])
     results.put((result.run_id, result.curves()["accuracy.test"]))
+
+
+def test_of_metrics_that_are_sent_together_a_refused_one_takes_no_other_with_it(store, capfd):
+    delivered = Tracker(compose(FAST))
+    assert delivered.is_open(30)
+    for step in range(50):
+        delivered.say(metrics=[["good", float(step), step, step]])
+    delivered.say(metrics=[["not/allowed?*", 1.0, 0, 0]])
+    for step in range(50, 60):
+        delivered.say(metrics=[["good", float(step), step, step]])
+    delivered.finish("FINISHED")
+    assert [metric.step for metric in store.get_metric_history(delivered.run_id, "good")] == list(range(60))
+    assert capfd.readouterr().err.count("refuses a record") == 1
 
 
 # -- a real server ----------------------------------------------------------------------------------------------------

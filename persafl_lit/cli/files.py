@@ -54,6 +54,8 @@ def atomically(path: Path, write: Callable[[Any], Any]) -> None:
             return
         with open(temporary, "wb") as file:
             write(file)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
         raise ConfigError(f"cannot write {shown(str(path))}: {error.strerror}") from None

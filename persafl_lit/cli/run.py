@@ -40,9 +40,10 @@ def run(options: argparse.Namespace) -> int:
 def _run_with_progress(config: Config, resume: bool) -> Result:
     with stop_on_signals() as stop:
         from persafl_lit.api import run
+        from persafl_lit.checkpoint import Checkpoint
         from persafl_lit.progress import ProgressBar
 
-        if config.checkpoint_path.exists() and not resume:
+        if Checkpoint(config.checkpoint_path).exists() and not resume:
             print("persafl: an interrupted run of this config exists; this one starts anew (--resume would continue it)", file=sys.stderr)
         with ProgressBar(f"{config.name} on {config.data['name']}") as bar:
             return run(config, resume=resume, observers=bar.watch, should_stop=stop)
@@ -63,7 +64,7 @@ def stdout_to_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def stop_on_signals(after: str = "the update under way") -> Iterator[Callable[[], bool]]:
+def stop_on_signals(after: str = "a checkpoint is written first") -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C or SIGTERM asks the run to write a checkpoint and stop; the second stops it at once."""
     asked = False
 
@@ -72,7 +73,7 @@ def stop_on_signals(after: str = "the update under way") -> Iterator[Callable[[]
         if asked:
             raise KeyboardInterrupt
         asked = True
-        print(f"\npersafl: stopping after {after} (again to stop at once)", file=sys.stderr)
+        print(f"\npersafl: stopping; {after} (again to stop at once)", file=sys.stderr)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -107,6 +108,8 @@ def _print_result(result: Result, summary: dict[str, Any]) -> None:
         table.add_row(f"personalised test accuracy, {held_out['clients']} clients that never trained", f"{held_out['accuracy']['test']:.4f}")
     if summary["dropped"]:
         table.add_row("dropped as too stale", f"{summary['dropped']}")
+    if summary["skipped"]:
+        table.add_row("skipped as not finite", f"{summary['skipped']}")
     if summary["run_id"]:
         table.add_row("MLflow run", summary["run_id"])
     console = Console(highlight=False)

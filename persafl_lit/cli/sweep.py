@@ -30,7 +30,7 @@ def sweep(options: argparse.Namespace) -> int:
         raise ConfigError(f"--workers must be >= 1; got {options.workers}")
     if options.dry_run:
         return _dry_run(plan, options.workers or os.cpu_count() or 1)
-    with stdout_to_stderr() if options.json else nullcontext(), stop_on_signals("the trials' updates under way") as stop:
+    with stdout_to_stderr() if options.json else nullcontext(), stop_on_signals("trials under way write checkpoints first") as stop:
         from persafl_lit.sweep.conduct import sweep as conduct
         from persafl_lit.tracking import store_uri
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from persafl_lit.errors import ConfigError, WorkerError, first_line, located
-from persafl_lit.executors.executor import Executor, Outcome, Unit, perform
+from persafl_lit.executors.executor import POLL, Executor, Outcome, Unit, perform, unsendable
 from persafl_lit.executors.worker import Task, Update, Worker
 
 DEPTH = 2
@@ -40,9 +40,13 @@ class Cluster(Executor):
         if self._started:
             connect(None, lanes, "executor=ray")
         self._name = uuid.uuid4().hex
-        self._work_stored = ray.put(worker.work)
         self._models: dict[int, tuple[Tensor, Any]] = {}
         self._calls: dict[Any, Unit] = {}
+        try:
+            self._work_stored = ray.put(worker.work)
+        except Exception as error:  # a model's own way of being pickled may raise anything
+            self.close()
+            raise unsendable(worker, _why_unpicklable(worker) or error) from None
 
     def _free(self) -> bool:
         return len(self._calls) < DEPTH * self.lanes
@@ -65,7 +69,7 @@ class Cluster(Executor):
     def _collect(self, wait: bool) -> Iterator[tuple[Unit, Outcome]]:
         if not self._calls:
             return
-        done, _ = ray.wait(list(self._calls), num_returns=1, timeout=None if wait else 0)
+        done, _ = ray.wait(list(self._calls), num_returns=1, timeout=POLL if wait else 0)
         for call in done:
             unit = self._calls.pop(call)
             try:
@@ -84,6 +88,15 @@ class Cluster(Executor):
             ray.cancel(call, force=True)
         if self._started:
             ray.shutdown()
+
+
+def _why_unpicklable(worker: Worker) -> Exception | None:
+    """The model's own reason: Ray looks for it so thoroughly that it stumbles over other attributes first."""
+    try:
+        ray.cloudpickle.dumps(worker.work)
+    except Exception as error:  # as above
+        return error
+    return None
 
 
 _workers: dict[str, Worker] = {}

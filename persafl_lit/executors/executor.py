@@ -20,10 +20,12 @@ from typing import NamedTuple
 from torch import Tensor
 
 from persafl_lit.client import Report
-from persafl_lit.errors import ModelError, PersaflError, located
+from persafl_lit.errors import ModelError, PersaflError, first_line, located
 from persafl_lit.evaluate import Scores
 from persafl_lit.executors.worker import COST_GRADIENT, Task, Update, Worker
 
+POLL = 0.2
+"""Wall seconds after which a wait looks whether it is still wanted."""
 WINDOW = 8
 """Jobs per lane that may be done ahead of the one that the server waits for: what bounds the updates it must keep."""
 
@@ -92,7 +94,7 @@ class Executor(ABC):
         self.pending: dict[int, Task] = {}
         """Jobs whose update has not been handed over, with the models they read: what a checkpoint must keep."""
         self.wall_training = self.wall_evaluating = 0.0
-        self._finished: dict[int, Update | Exception] = {}
+        self._finished: dict[int, Update | PersaflError] = {}
         self._waiting: list[tuple[int, int, Unit]] = []
         self._count = 0
         self._needed: float = 0
@@ -117,19 +119,19 @@ class Executor(ABC):
         """Let the lanes start on what is there, without waiting for any of it."""
         self._hand_out()
 
-    def result(self, index: int) -> tuple[Task, Update]:
-        """The update of job `index`, when it is there."""
+    def result(self, index: int, give_up: Callable[[], bool] = lambda: False) -> tuple[Task, Update | PersaflError] | None:
+        """The update of job `index`, or why there is none; None if the wait was given up."""
         self._needed = index
-        self._work(lambda: index in self._finished)
-        task, update = self.pending.pop(index), self._finished.pop(index)
-        if isinstance(update, Exception):
-            raise update
-        return task, update
+        self._work(lambda: index in self._finished, give_up)
+        if index not in self._finished:
+            return None
+        return self.pending.pop(index), self._finished.pop(index)
 
-    def finish(self, evaluation: Evaluation) -> None:
-        """Wait for an evaluation."""
+    def finish(self, evaluation: Evaluation, give_up: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for an evaluation; False if the wait was given up."""
         self._needed = float("inf")
-        self._work(lambda: evaluation.done)
+        self._work(lambda: evaluation.done, give_up)
+        return evaluation.done
 
     def evaluation_share(self) -> float:
         """Of the time that the lanes worked."""
@@ -142,10 +144,10 @@ class Executor(ABC):
         self._count += 1
         heapq.heappush(self._waiting, (urgency, self._count, unit))
 
-    def _work(self, until: Callable[[], bool]) -> None:
+    def _work(self, until: Callable[[], bool], give_up: Callable[[], bool]) -> None:
         self._hand_out()
         while True:
-            there = until()
+            there = until() or give_up()
             for unit, outcome in self._collect(wait=not there):
                 self._keep(unit, outcome)
             self._hand_out()
@@ -161,7 +163,7 @@ class Executor(ABC):
         value = outcome.value
         if unit.evaluation is None:
             assert unit.job is not None
-            assert isinstance(value, (Update, Exception))
+            assert isinstance(value, (Update, PersaflError))
             self.wall_training += outcome.wall_seconds
             self._finished[unit.job] = value
             return
@@ -185,7 +187,7 @@ class Executor(ABC):
 
     @abstractmethod
     def _collect(self, wait: bool) -> Iterator[tuple[Unit, Outcome]]:
-        """Units that are done; with `wait`, at least one."""
+        """Units that are done; with `wait`, some are waited for, but not much longer than POLL."""
 
     def close(self) -> None:  # noqa: B027
         """Stop the lanes; unfinished work is dropped."""
@@ -228,3 +230,9 @@ def perform(worker: Worker, task: Task) -> Outcome:
             traceback.print_exc()
         value = ModelError(f"client {task.client} cannot be {'evaluated' if task.rules else 'trained'}: {located(error)}")
     return Outcome(value, time.perf_counter() - start)
+
+
+def unsendable(worker: Worker, error: Exception) -> ModelError:
+    """Other processes need a copy of the model, and it cannot be made."""
+    model = type(worker.work.backbone).__name__
+    return ModelError(f"{model} cannot be sent to worker processes ({type(error).__name__}: {first_line(error)}); use executor=serial")

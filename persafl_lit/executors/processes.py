@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import warnings
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from persafl_lit.client import Report
 from persafl_lit.errors import ConfigError, WorkerError
-from persafl_lit.executors.executor import Executor, Outcome, Unit, perform
+from persafl_lit.executors.executor import POLL, Executor, Outcome, Unit, perform, unsendable
 from persafl_lit.executors.worker import Task, Update, Work, Worker
 
 DEPTH = 2
@@ -67,6 +68,9 @@ class Processes(Executor):
             except OSError as error:
                 self.close()
                 raise WorkerError(f"cannot start a worker process: {error.strerror}; use fewer workers or executor=serial") from None
+            except (AttributeError, TypeError, ValueError, RecursionError, pickle.PicklingError) as error:
+                self.close()
+                raise unsendable(self.worker, error) from None
         theirs.close()
         if forked and not _can_train(ours):
             process.join()
@@ -93,7 +97,7 @@ class Processes(Executor):
 
     def _collect(self, wait: bool) -> Iterator[tuple[Unit, Outcome]]:
         pipes = {lane.pipe: lane for lane in self._lanes if lane.units}
-        for pipe in connection.wait(list(pipes), None if wait else 0):
+        for pipe in connection.wait(list(pipes), POLL if wait else 0):
             lane = pipes[pipe]  # type: ignore[index]
             try:
                 place, outcome = lane.pipe.recv()

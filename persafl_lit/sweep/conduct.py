@@ -24,7 +24,7 @@ ATTEMPTS = 3
 """How often a trial is begun, in one sweep, before its accidents count as a failure."""
 STOPS_WITHIN = 60.0
 """Seconds of wall time that trials under way have to write a checkpoint."""
-ACCIDENTS = ("WorkerError", "TrackingError")
+ACCIDENTS = ("WorkerError", "TrackingError", "TakenError")
 BY_NATURE = tuple(
     name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.PersaflError) and name not in ACCIDENTS
 )

@@ -63,7 +63,7 @@ class Chosen:
 
 def choose(outcomes: Sequence[Outcome], select: Select) -> list[Chosen]:
     """Each method's best setting by the mean over seeds, the best method first. A setting with fewer finished seeds than another
-    of its method has not been tried as hard, and does not compete."""
+    of its method has not been tried as hard, and does not compete. Of equal ones it is the first by name, in whatever order they ended."""
     settings: dict[str, dict[str, list[Outcome]]] = {}
     for outcome in outcomes:
         if outcome.summary is not None and math.isfinite(select.score(outcome.summary)):
@@ -72,7 +72,7 @@ def choose(outcomes: Sequence[Outcome], select: Select) -> list[Chosen]:
     chosen = []
     for tried in settings.values():
         most = max(map(len, tried.values()))
-        whole = [runs for runs in tried.values() if len(runs) == most]
+        whole = [runs for _, runs in sorted(tried.items()) if len(runs) == most]
         scored = [Chosen(tuple(runs), statistics.fmean(select.score(run.summary or {}) for run in runs)) for runs in whole]
         chosen.append(max(scored, key=lambda found: found.score))
     return sorted(chosen, key=lambda found: -found.score)

@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
 
-from persafl_lit.errors import CheckpointError, Interrupted, PersaflError, TrackingError, WorkerError, located
+from persafl_lit.errors import CheckpointError, Interrupted, PersaflError, TakenError, TrackingError, WorkerError, located
 
 EVERY = 0.5
 """Seconds of wall time between words about progress."""
+
+ORPHANS = 30.0
+"""Seconds of wall time in which the process of a launcher that died is gone, too."""
 
 Message = dict[str, Any]
 
@@ -68,18 +71,20 @@ def perform(order: Order, tell: Callable[[Message], None], should_stop: Callable
     config = compose(order["config"] | {"tracking.uri": order["uri"]})
 
     def attempt(resume: bool) -> Message:
-        result = run(config, resume=resume, observers=Watcher(tell).watch, should_stop=should_stop, run_id=order["run_id"])
+        result = run(config, resume=resume, observers=Watcher(tell).watch, should_stop=should_stop, run_id=order["run_id"], wait_seconds=ORPHANS)
         return {"summary": result.summary()}
 
     try:
         try:
             return attempt(resume=True)
+        except TakenError:
+            raise
         except CheckpointError:  # one that cannot be used is no reason to lose the trial
             forget(config.checkpoint_path)
             return attempt(resume=False)
     except Interrupted:
         return {"stopped": True}
-    except (WorkerError, TrackingError) as error:
+    except (WorkerError, TrackingError, TakenError) as error:
         return {"accident": f"{type(error).__name__}: {error}"}
     except PersaflError as error:
         return {"failed": f"{type(error).__name__}: {error}"}

@@ -79,6 +79,7 @@ class Family:
             return known.run_id
         run_id = new_run(self._store, config, name, {"persafl.sweep": self._name, "mlflow.parentRunId": self.parent})
         self._children[config.hash()] = Child(run_id, "RUNNING", "")
+        self._store.describe(run_id, config.flat())
         return run_id
 
     def summary(self, run_id: str) -> dict[str, Any] | None:

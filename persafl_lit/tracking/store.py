@@ -39,6 +39,7 @@ class Store:
     def __init__(self, uri: str) -> None:
         logging.getLogger("alembic").setLevel(logging.WARNING)
         logging.getLogger("mlflow").setLevel(logging.ERROR)
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # tracebacks of errors that we say in a sentence
         self.uri = uri
         with _one_at_a_time(uri):
             if uri.startswith(SQLITE):
@@ -57,11 +58,9 @@ class Store:
                 raise ConfigError(f"the experiment {name!r} is deleted in this store; restore it or set another tracking.experiment")
             return str(found.experiment_id)
 
-    def create(self, experiment: str, name: str, params: dict[str, Any], tags: dict[str, str]) -> str:
+    def create(self, experiment: str, name: str, tags: dict[str, str]) -> str:
         """A new run."""
-        run_id = str(self.client.create_run(self.experiment(experiment), run_name=name, tags=tags).info.run_id)
-        self.describe(run_id, params)
-        return run_id
+        return str(self.client.create_run(self.experiment(experiment), run_name=name, tags=tags).info.run_id)
 
     def describe(self, run_id: str, params: dict[str, Any]) -> None:
         """A run's parameters; telling them twice changes nothing."""
@@ -84,6 +83,8 @@ class Store:
                 metrics = [Metric(*row) for row in rows]
                 for start in range(0, len(metrics), BATCH):
                     self.client.log_batch(run_id, metrics=metrics[start : start + BATCH])
+            case {"params": params}:
+                self.describe(run_id, params)
             case {"tags": tags}:
                 self.client.log_batch(run_id, tags=[RunTag(key, value[:5000]) for key, value in tags.items()])
             case {"text": text, "name": name}:
@@ -104,6 +105,11 @@ class Store:
     def refuses(error: Exception) -> bool:
         """Whether sending again is hopeless: the store is there and says no."""
         return isinstance(error, MlflowException) and 400 <= error.get_http_status_code() < 500 and error.get_http_status_code() not in (408, 429)
+
+    @staticmethod
+    def is_locked(error: Exception) -> bool:
+        """Whether another process is keeping the database to itself, which it will not do for ever."""
+        return "database is locked" in str(error)
 
     # -- reading back -------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -9,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,14 @@ if TYPE_CHECKING:
 
 OPENS_WITHIN = 20.0
 """Seconds of wall time in which a store that works is open, MLflow's import included."""
+UNLOCKED_WITHIN = 120.0
+"""Seconds in which another process is expected to unlock the database."""
+HURRY = 2.5
+"""Seconds that the end of a run waits for a store when the user has asked to stop."""
+TOGETHER = 30
+"""Evaluations whose metrics are sent in one request when a store is slower than the run."""
+REQUEST = 15.0
+"""Seconds that a request which is under way may take."""
 PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds between attempts to send; the last one again and again."""
 
@@ -35,8 +45,10 @@ class Tracker:
     Metrics carry step = updates and timestamp = simulated milliseconds, so that the MLflow UI can put either on the x axis.
     """
 
-    def __init__(self, config: Config, run_id: str | None = None, tags: dict[str, str] | None = None) -> None:
-        """A new run, or the interrupted one called `run_id`."""
+    def __init__(
+        self, config: Config, run_id: str | None = None, tags: dict[str, str] | None = None, hurry: Callable[[], bool] = lambda: False
+    ) -> None:
+        """A new run, or the interrupted one called `run_id`. When `hurry()` turns true, nothing waits much longer for the store."""
         self.uri = store_uri(config.tracking.uri)
         _check_folder(self.uri)
         self._config = config
@@ -46,6 +58,9 @@ class Tracker:
         self._opened = threading.Event()
         self._failure: TrackingError | None = None
         self._give_up_at = math.inf
+        self._hurry = hurry
+        self._hurried_at = math.inf
+        self._opens_until = time.monotonic() + OPENS_WITHIN
         self._closing = False
         self._warned = False
         self._run_id = run_id
@@ -55,11 +70,21 @@ class Tracker:
         self._thread = threading.Thread(target=self._deliver, daemon=True, name="tracking")
         self._thread.start()
 
-    @property
+    def is_open(self, wall_seconds: float = 0.0) -> bool:
+        """Whether the store has been opened, or has refused; waits so long for it."""
+        return self._opened.wait(wall_seconds)
+
     def known_run_id(self) -> str | None:
         """The run's id, for a checkpoint: which waits for a store that is being opened, but not for one that hangs."""
-        self._opened.wait(OPENS_WITHIN)
-        return self._run_id if self._opened.is_set() else None
+        while not self._opened.wait(0.1) and self._is_worth_waiting(self._opens_until):
+            pass
+        return self._run_id
+
+    def _is_worth_waiting(self, until: float) -> bool:
+        now = time.monotonic()
+        if self._hurry():
+            self._hurried_at = min(self._hurried_at, now)
+        return now < min(until, self._hurried_at + HURRY)
 
     @property
     def run_id(self) -> str:
@@ -103,15 +128,18 @@ class Tracker:
         """A picture or a folder, as an artifact."""
         self.say(path=str(path), folder=folder)
 
-    def finish(self, status: str, error: str | None = None, wall_patience: float = math.inf) -> None:
+    def finish(self, status: str, error: str | None = None) -> None:
         """End the run, FINISHED, FAILED or KILLED, and wait until all is sent; what is not by then is kept in a file."""
+        if status == "KILLED":
+            self._hurry = lambda: True
         self.say(tags={"persafl.error": error or ""})
         self.say(status=status, end_time=int(time.time() * 1000))
         with self._changed:
-            self._closing, self._give_up_at = True, time.monotonic() + min(wall_patience, self._config.tracking.patience)
+            self._closing, self._give_up_at = True, time.monotonic() + self._config.tracking.patience
             self._changed.notify()
         try:
-            self._thread.join(min(wall_patience, self._config.tracking.patience) + 15)
+            while self._thread.is_alive() and self._is_worth_waiting(self._give_up_at + REQUEST):
+                self._thread.join(0.1)
         finally:  # also when the user does not want to wait any longer
             self._keep_unsent()
             self._staging.cleanup()
@@ -119,7 +147,7 @@ class Tracker:
             raise self._failure
 
     def _keep_unsent(self) -> None:
-        if self._messages and self._failure is None and (run_id := self.known_run_id) is not None:
+        if self._messages and self._failure is None and (run_id := self._run_id) is not None:
             try:
                 file = keep(self.uri, run_id, list(self._messages))
             except OSError as error:
@@ -135,20 +163,23 @@ class Tracker:
 
     def _deliver(self) -> None:
         try:
-            store = self._open()
+            store = self._open_when_free()
         except Exception as error:  # MLflow, its drivers and its servers raise their own types
             self._failure = TrackingError(f"cannot track to tracking.uri={self.uri}: {first_line(error)}")
             return
         finally:
             self._opened.set()
         self._send_what_was_kept()
-        failures = 0
-        while (message := self._next()) is not None:
+        failures, most = 0, TOGETHER
+        while batch := self._next(most):
             if time.monotonic() > self._give_up_at:
                 return
             try:
-                store.send(self.run_id, message)
+                store.send(self.run_id, _as_one(batch))
             except Exception as error:  # as above; nothing here may end the run
+                if store.refuses(error) and len(batch) > 1:
+                    most = 1  # which one of them it refuses will show
+                    continue
                 if store.refuses(error):
                     print(f"persafl: {self.uri} refuses a record of run {self.run_id}: {first_line(error)}", file=sys.stderr)
                 else:
@@ -157,7 +188,8 @@ class Tracker:
                     failures += 1
                     continue
             failures = 0
-            self._messages.popleft()
+            for _ in batch:
+                self._messages.popleft()
 
     def _send_what_was_kept(self) -> None:
         """Of earlier runs, now that the store is there; whatever goes wrong with it is not this run's trouble."""
@@ -166,6 +198,20 @@ class Tracker:
                 sync(self.uri)
         except Exception as error:  # as below
             print(f"persafl: what earlier runs could not send has to wait: {first_line(error)}", file=sys.stderr)
+
+    def _open_when_free(self) -> Store:
+        """A database that another process has locked is waited for; whatever else is wrong stops the run now, not at its end."""
+        give_up_at = time.monotonic() + UNLOCKED_WITHIN
+        while True:
+            try:
+                return self._open()
+            except Exception as error:  # as above
+                from persafl_lit.tracking.store import Store
+
+                if not Store.is_locked(error) or time.monotonic() > min(give_up_at, self._give_up_at):
+                    raise
+                self._say_once(error)
+                self._pause(1.0)
 
     def _open(self) -> Store:
         from persafl_lit.tracking.store import Store
@@ -177,16 +223,18 @@ class Tracker:
             self._run_id = None
         if self._run_id is None:
             self._run_id = new_run(store, config, config.label(), self._tags)
+            self._messages.appendleft({"params": config.flat()})
         return store
 
-    def _next(self) -> Message | None:
-        """The oldest message; None when the run is over and all is sent."""
+    def _next(self, most: int) -> list[Message]:
+        """The oldest message, with up to `most` in all if they are metrics; none when the run is over and all is sent."""
         with self._changed:
             while not self._messages:
                 if self._closing:
-                    return None
+                    return []
                 self._changed.wait()
-            return self._messages[0]
+            metrics = itertools.takewhile(lambda message: "metrics" in message, itertools.islice(self._messages, most))
+            return list(metrics) or [self._messages[0]]
 
     def _pause(self, wall_seconds: float) -> None:
         """Wait before the next attempt; the end of the run cuts it short."""
@@ -197,7 +245,8 @@ class Tracker:
 
     def _say_once(self, error: Exception) -> None:
         if not self._warned:
-            print(f"persafl: tracking to {self.uri} fails, the run goes on and tries again: {first_line(error)}", file=sys.stderr)
+            why = "database is locked" if "database is locked" in str(error) else first_line(error)
+            print(f"persafl: tracking to {self.uri} fails, the run goes on and tries again: {why}", file=sys.stderr)
         self._warned = True
 
 
@@ -211,9 +260,14 @@ def _check_folder(uri: str) -> None:
 
 
 def new_run(store: Store, config: Config, name: str, tags: dict[str, str]) -> str:
-    """A run of this config in the store, with all that can be said before it begins."""
+    """A run of this config in the store; its parameters are still to be told."""
     known = {"persafl.version": __version__, "persafl.method": config.name, "persafl.trial": config.hash(), **git_commit(), **tags}
-    return store.create(config.tracking.experiment, name, config.flat(), known)
+    return store.create(config.tracking.experiment, name, known)
+
+
+def _as_one(messages: list[Message]) -> Message:
+    """Metrics that have piled up make one request."""
+    return messages[0] if len(messages) == 1 else {"metrics": [row for message in messages for row in message["metrics"]]}
 
 
 def _csv(rows: list[dict[str, float]]) -> str:

@@ -34,6 +34,15 @@ def keep(uri: str, run_id: str, messages: Sequence[Message]) -> Path:
     """Write down what could not be sent, and the files that it names."""
     folder = _folder() / run_id
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return _write(folder, uri, run_id, messages)
+    except OSError:
+        if not (folder / "messages.json").exists():  # half of it would help nobody, and a full disk needs the room
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _write(folder: Path, uri: str, run_id: str, messages: Sequence[Message]) -> Path:
     kept = []
     for number, message in enumerate(messages):
         if "path" in message:

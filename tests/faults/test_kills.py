@@ -1,0 +1,63 @@
+"""kill -9 at random moments: whatever is left behind leads to the same model, summary and metrics."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.faults.harness import Case, Fresh
+from tests.test_resume import METHODS
+
+SMALL = [
+    "model=mlp",
+    "model.hidden=[16]",
+    "model.dropout=0.2",
+    "clients=8",
+    "updates=120",
+    "local_steps=3",
+    "eval.every=12.0",
+    "checkpoint.every=6",
+    "workers=2",
+    "tracking.model=false",
+    "tracking.figures=false",
+]
+KILLS = 7
+
+
+def overrides(method, executor, *more):
+    return [*SMALL, f"method={method}", *METHODS[method], f"executor={executor}", *more]
+
+
+@pytest.mark.parametrize(("method", "executor", "kills"), [("persafl_me", "processes", 3), ("scaffold", "serial", 3)])
+def test_a_few_kills_change_nothing(method, executor, kills, nursery, empty_store, tmp_path):
+    Case(overrides(method, executor), tmp_path, empty_store, nursery).survive_kills(kills, random.Random(1))
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+@pytest.mark.parametrize("method", METHODS)
+def test_many_kills_change_nothing(method, executor, nursery, empty_store, tmp_path):
+    chance = random.Random(f"{method} {executor}")
+    Case(overrides(method, executor), tmp_path, empty_store, nursery).survive_kills(KILLS, chance)
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_kills_of_fresh_processes_change_nothing(nursery, empty_store, tmp_path):
+    """From the first import to the last line, with the picture and the model that a run leaves in MLflow."""
+    case = Case(overrides("fedbuff", "processes", "tracking.model=true", "tracking.figures=true"), tmp_path, empty_store, nursery)
+    case.survive_kills(8, random.Random(2), Fresh())
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_kills_with_skipped_updates_and_checkpoints_by_the_clock_change_nothing(nursery, empty_store, tmp_path):
+    """eta = 2 makes some updates infinite; checkpoints come every 0.1 s."""
+    more = ["on_divergence=skip", "checkpoint.every=0", "checkpoint.seconds=0.1"]
+    quadratics = ["data=quadratic", "data.condition=1e12", "model=point", "clients=8", "updates=400", "local_steps=9", "eta=0.5"]
+    settings = ["method=fedasync", "eval.every=10", "eval.finetune=none", "workers=2", "tracking.model=false", "tracking.figures=false"]
+    case = Case([*quadratics, *settings, *more], tmp_path, empty_store, nursery)
+    assert case.expected[1]["skipped"] > 0
+    case.survive_kills(6, random.Random(3))
