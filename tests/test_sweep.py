@@ -13,7 +13,7 @@ from persafl_lit.cli import main
 from persafl_lit.cli.sweep import sweeps
 from persafl_lit.errors import ConfigError, PersaflError
 from persafl_lit.sweep.board import Board, duration
-from persafl_lit.sweep.conduct import common_keys
+from persafl_lit.sweep.conduct import varied_together
 from persafl_lit.sweep.outcome import Outcome, as_csv, choose, table
 from persafl_lit.sweep.plan import plan_of
 from persafl_lit.sweep.source import Source
@@ -209,6 +209,12 @@ def test_a_setting_tried_on_fewer_seeds_does_not_compete():
     assert best.trial.setting == {"method.beta": 1.0}
 
 
+def test_of_equal_settings_the_same_is_chosen_in_whatever_order_they_ended():
+    trials = [trial for trial in first_trials(plan(GOOD)) if trial.method == "persafl_me"]
+    equal = [outcome(trial, 0.9) for trial in trials]
+    assert choose(equal, plan(GOOD).select)[0].trial.setting == choose(equal[::-1], plan(GOOD).select)[0].trial.setting
+
+
 def test_the_second_stage_is_the_chosen_settings_on_the_other_seeds():
     two = plan(GOOD + "select: {metric: loss.val, stages: two}\n", "seeds=[3,4,5]")
     first = first_trials(two)
@@ -227,9 +233,9 @@ def test_the_table_has_every_trial_and_what_was_varied():
     assert as_csv(rows).splitlines()[1].startswith("fedasync,0.8,,,0,finished,0.1,0.5,")
 
 
-def test_the_ui_compares_by_the_keys_that_all_trials_vary():
-    assert common_keys(plan(GOOD)) == []
-    assert common_keys(plan("grid:\n  - {method: [fedasync, fedavg], method.beta: [1, 2]}\n")) == ["method.beta"]
+def test_the_ui_compares_by_the_keys_that_each_block_varies():
+    assert varied_together(plan(GOOD)) == [("method.beta",), ("method.lam", "schedule.tau")]
+    assert varied_together(plan("grid:\n  - {method: [fedasync, fedavg], method.beta: [1, 2]}\n")) == [("method.beta",)]
 
 
 def test_the_time_left_comes_from_what_trials_of_the_method_took(capsys):

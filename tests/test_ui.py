@@ -1,32 +1,34 @@
-"""`persafl ui` in a real browser: the runs, the charts and the comparison."""
+"""`persafl ui` in a real browser: the runs, the charts and the comparison. With SCREENSHOTS=folder it leaves pictures there."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from persafl_lit import run
+from persafl_lit.cli import main
+from persafl_lit.tracking import store_uri
+from persafl_lit.tracking.store import Store
 from persafl_lit.tracking.view import link
+from tests.browser import Browser, needs_chromium
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FAST = ["model=logistic", "clients=5", "updates=30", "local_steps=2", "eval.every=1.0", "tracking.model=false", "executor=serial"]
-SWITCHES = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+SWEEP = """name: apart
+overrides: [model=logistic, clients=5, updates=30, local_steps=2, eval.every=1.0, tracking.model=false, tracking.figures=false]
+grid:
+  - {method: persafl_me, method.lam: [20, 30], method.beta: [0.8, 1.2], schedule.tau: [3, 10]}
+  - {method: persafl_maml, method.alpha: [0.01, 0.05], method.beta: [0.8, 1.2], schedule.tau: [3, 10]}
+seeds: [0]
+"""
+AXES = "[...document.querySelectorAll('.js-plotly-plot')].map(plot => [plot.layout.xaxis.title.text, plot.data[0].x])"
+"""Of the drawn line charts: what the axis is called, and where the first curve's points are."""
 
 
 def free_port():
@@ -36,11 +38,15 @@ def free_port():
 
 
 @contextlib.contextmanager
-def ui(port):
+def ui():
+    """Its address, and the links that it prints: one per experiment."""
+    port = free_port()
     command = [sys.executable, "-m", "persafl_lit", "ui", "--port", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        yield process
+        assert f"MLflow UI: http://127.0.0.1:{port}" in process.stdout.readline()
+        links = dict(re.findall(r"(\S+): (http\S+)", process.stdout.readline() + process.stdout.readline()))
+        yield f"http://127.0.0.1:{port}", links
     finally:
         process.terminate()
         process.wait(30)
@@ -48,55 +54,48 @@ def ui(port):
             pass
 
 
-def browse(address, folder, *options, patience=30):
-    """What the page says after its requests are answered; `patience` is in seconds of the page's own clock."""
-    budget = f"--virtual-time-budget={1000 * patience}"
-    command = [CHROMIUM, *SWITCHES, f"--user-data-dir={folder}", budget, "--window-size=1600,1300", *options, address]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240).stdout
-
-
-def check_shown(address, folder, *names):
-    """All of these are on the page. On a busy machine its clock may run out before its scripts have drawn everything: look again."""
-    for patience in (30, 60, 120, 240):
-        page = browse(address, folder / str(patience), "--dump-dom", patience=patience)
-        missing = [name for name in names if name not in page]
-        if not missing:
-            return
-    raise AssertionError(f"{address} does not show {missing}")
+def comparison(address, experiment, ids):
+    runs = "[" + ",".join(f'"{run_id}"' for run_id in ids) + "]"
+    return f'{address}/#/compare-runs?runs={runs}&experiments=["{experiment}"]'
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@needs_chromium
 def test_a_browser_sees_the_runs_the_charts_and_the_comparison(tmp_path):
-    ids = [run([*FAST, "tracking.experiment=trial", f"method={method}"]).run_id for method in ("fedasync", "persafl_maml")]
-    port = free_port()
-    with ui(port) as process:
-        said = process.stdout.readline() + process.stdout.readline()
-        assert f"MLflow UI: http://127.0.0.1:{port}" in said
-        charts = re.search(r"trial: (\S+)", said).group(1)
-        address = f"http://127.0.0.1:{port}"
-        experiment = re.search(r"experiments/(\d+)", charts).group(1)
-        assert charts == link(address, experiment)
-        table = f"{address}/#/experiments/{experiment}/runs?viewStateShareKey=persafl"
-        check_shown(table, tmp_path / "a", "fedasync", "persafl_maml", "accuracy.test", "method.beta")
-        check_shown(charts, tmp_path / "b", "accuracy.test", "Relative Time", "Step", "Comparison")
-        runs = "[" + ",".join(f'"{run_id}"' for run_id in ids) + "]"
-        compared = f'{address}/#/compare-runs?runs={runs}&experiments=["{experiment}"]'
-        check_shown(compared, tmp_path / "c", "Parallel Coordinates Plot", "method.alpha", "fedasync", "persafl_maml")
-        keep = os.environ.get("SCREENSHOTS")
-        if keep:
-            pages = {
-                "table": charts.replace("&compareRunsMode=CHART", ""),
-                "charts": charts,
-                "compare": compared,
-            }
-            for name, page in pages.items():
-                browse(page, tmp_path / name, f"--screenshot={keep}/{name}.png")
+    results = [run([*FAST, "tracking.experiment=trial", f"method={method}"]) for method in ("fedasync", "persafl_maml")]
+    ids, points = [result.run_id for result in results], results[0].points
+    Path("apart.yaml").write_text(SWEEP)
+    assert main(["sweep", "apart.yaml"]) == 0
+    store = Store(store_uri(None))
+    with ui() as (address, links), Browser(tmp_path / "browser") as browser:
+        experiments = {name: store.experiment(name) for name in ("trial", "apart")}
+        assert {name: links[name] for name in experiments} == {name: link(address, number) for name, number in experiments.items()}
+        trials = [child.info.run_id for child in store.search([experiments["apart"]], "tags.`persafl.method` = 'persafl_me'")]
+        assert len(trials) == 8
+        pages = {
+            "table": (links["trial"].replace("&compareRunsMode=CHART", ""), ["fedasync", "persafl_maml", "accuracy.test", "method.beta"]),
+            "charts": (links["trial"], ["accuracy.test", "Relative Time", "Step", "Comparison"]),
+            "compare": (comparison(address, experiments["trial"], ids), ["Parallel Coordinates Plot", "method.alpha", "fedasync", "persafl_maml"]),
+            "sweep": (
+                links["apart"],
+                ["method.lam", "method.alpha", "method.beta", "schedule.tau", "lam=30.0 beta=1.2 tau=10", "alpha=0.05 beta=0.8 tau=3"],
+            ),
+            "sweep_compare": (comparison(address, experiments["apart"], trials), ["method.lam", "method.beta", "schedule.tau"]),
+        }
+        for name, (page, words) in pages.items():
+            browser.open(page, 2400, 1800)
+            browser.wait_for(*words)
+            if name in ("charts", "sweep"):
+                browser.wait_until(f"{AXES}.length", 3)
+            if name == "charts":
+                over_time, over_updates, _ = browser.evaluate(AXES)
+                assert over_time == ["Relative Time", pytest.approx([point.sim_time for point in points], abs=0.002)], "simulated seconds"
+                assert over_updates == ["Step", [point.updates for point in points]]
+            if keep := os.environ.get("SCREENSHOTS"):
+                browser.screenshot(Path(keep) / f"{name}.png")
 
 
 def test_the_ui_listens_on_this_machine_only_and_says_what_is_missing(tmp_path, capsys):
-    from persafl_lit.cli import main
-
     assert main(["ui"]) == 2
     assert "there is no store at" in capsys.readouterr().err
     run([*FAST, "updates=5"])

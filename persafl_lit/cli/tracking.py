@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +21,10 @@ def report(options: argparse.Namespace) -> int:
     from persafl_lit.tracking import store_uri
     from persafl_lit.tracking.store import Store, open_store
 
+    levels = _levels(options.levels or ())
     store: Store = open_store(store_uri(options.uri))
     try:
-        found = store.records(options.target)
+        found, planned = store.records(options.target), store.planned(options.target)
     except PersaflError:
         raise
     except Exception as error:  # what a store holds may be damaged in any way
@@ -31,12 +33,26 @@ def report(options: argparse.Namespace) -> int:
     folder = Path(options.out or Path("reports") / folder_name(options.target))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        files = write_report(records, options.target, folder)
+        files = write_report(records, options.target, folder, levels, planned)
     except OSError as error:
         raise ConfigError(f"cannot write the report to {shown(str(folder))}: {error.strerror}; choose another --out") from None
     store.keep_report(options.target, folder)
     print(f"{len(records)} runs of {options.target}: {folder / 'report.html'} and {len(files) - 1} more files")
     return 0
+
+
+def _levels(texts: Sequence[str]) -> list[float]:
+    """In order, each once, to the six digits that tables show."""
+    levels = set()
+    for text in texts:
+        try:
+            level = float(f"{float(text):.6g}")
+        except ValueError:
+            level = math.nan
+        if not (math.isfinite(level) and level > 0):
+            raise ConfigError(f"--levels takes finite numbers above 0, such as 0.5 0.7; got {shown(text)}")
+        levels.add(level)
+    return sorted(levels)
 
 
 def folder_name(target: str) -> str:

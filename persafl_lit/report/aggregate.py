@@ -1,13 +1,15 @@
 """Numbers from records: tasks, the settings tried on each, means over seeds, and the setting chosen per method.
 
-A setting is chosen by its mean VALIDATION score at the end of its runs; test scores are only ever reported.
+A setting is chosen by its mean VALIDATION score at the end of its runs, by the metric that the runs' sweep chooses by;
+test scores are only ever reported.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,14 +29,14 @@ class Spread(NamedTuple):
 
 
 def spread(values: Iterable[float]) -> Spread:
-    known = np.array([value for value in values if math.isfinite(value)])
-    mean = float(known.mean()) if len(known) else math.nan
-    return Spread(mean, float(known.std(ddof=1)) if len(known) > 1 else math.nan, len(known))
+    known = [value for value in values if math.isfinite(value)]
+    mean = statistics.fmean(known) if known else math.nan  # as the sweep's: settings that tie there tie here
+    return Spread(mean, float(np.std(known, ddof=1)) if len(known) > 1 else math.nan, len(known))
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What a task is judged by: accuracy, or loss where there is no (validation) accuracy."""
+    """What a task is judged by, or its settings are chosen by."""
 
     kind: str
     sign: int
@@ -54,6 +56,7 @@ class Measure:
 
 
 ACCURACY, LOSS = Measure("accuracy", 1), Measure("loss", -1)
+SELECTABLE = {measure.val: measure for measure in (ACCURACY, LOSS)}
 
 
 def as_float(value: Any) -> float:
@@ -103,6 +106,9 @@ class Trial:
     begun: int
     """Seeds that were started, finished or not."""
     measure: Measure
+    """What is reported."""
+    select: Measure
+    """What settings are chosen by."""
 
     def over_seeds(self, name: str) -> Spread:
         return spread(final(record, name) for record in self.runs)
@@ -115,10 +121,23 @@ class Trial:
     def test(self) -> Spread:
         return self.over_seeds(self.measure.test)
 
+    @property
+    def score(self) -> Spread:
+        """What settings and methods are ranked by, a validation score."""
+        return self.over_seeds(self.select.val)
+
+    @property
+    def seeds(self) -> tuple[str, ...]:
+        return tuple(seed_of(record) for record in self.runs)
+
+    def on(self, seeds: Collection[str]) -> Trial:
+        """The same setting as if it had been run on these seeds only."""
+        return replace(self, runs=tuple(record for record in self.runs if seed_of(record) in seeds))
+
     def rank(self) -> tuple[bool, float]:
         """Sorts the best validation score first and those without one last, in the order they came."""
-        mean = self.val.mean
-        return (not math.isfinite(mean), -self.measure.sign * mean if math.isfinite(mean) else 0.0)
+        mean = self.score.mean
+        return (not math.isfinite(mean), -self.select.sign * mean if math.isfinite(mean) else 0.0)
 
 
 @dataclass(frozen=True)
@@ -127,11 +146,14 @@ class Task:
 
     values: Setting
     measure: Measure
+    select: Measure
     records: tuple[Record, ...]
     keys: dict[str, list[str]]
     """The keys that each method's runs vary."""
     trials: dict[str, list[Trial]]
     """Per method, settings with at least one finished run."""
+    levels: tuple[float, ...] = ()
+    """Scores whose times are asked for; without any the report chooses some."""
 
     @property
     def chosen(self) -> list[Trial]:
@@ -148,28 +170,51 @@ class Task:
 
 
 def best(trials: Sequence[Trial]) -> Trial:
-    """A setting with fewer finished seeds than another has not been tried as hard, and does not compete."""
-    most = max(len(trial.runs) for trial in trials)
-    return min((trial for trial in trials if len(trial.runs) == most), key=Trial.rank)
+    """A setting with fewer finished seeds than another has not been tried as hard, and does not compete.
+
+    Of equal ones it is the first by name, as the sweep chooses.
+    """
+
+    def tried(trial: Trial) -> tuple[int, int]:
+        return trial.score.seeds, len(trial.runs)
+
+    most = max(map(tried, trials))
+    return min((trial for trial in trials if tried(trial) == most), key=lambda trial: (trial.rank(), trial.setting))
 
 
-def tasks_of(records: Sequence[Record]) -> list[Task]:
+def common_seeds(trials: Sequence[Trial]) -> tuple[str, ...]:
+    """The seeds that every one of these settings has finished: what can be compared fairly. In two stages that is the first seed."""
+    return tuple(seed for seed in trials[0].seeds if all(seed in trial.seeds for trial in trials))
+
+
+def on_common_seeds(trials: Sequence[Trial]) -> list[Trial]:
+    """The settings on the seeds that all of them have; as they are if there is none."""
+    seeds = common_seeds(trials)
+    return [trial.on(seeds) for trial in trials] if seeds else list(trials)
+
+
+def seeds_text(seeds: Sequence[str]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
+
+
+def tasks_of(records: Sequence[Record], levels: Sequence[float] = ()) -> list[Task]:
     """Records sorted by task, in the order in which tasks first appear. Records that do not know their method are left out."""
     groups: dict[Setting, list[Record]] = {}
     for record in records:
         if method_of(record) != UNKNOWN:
             groups.setdefault(task_of(record.config), []).append(record)
-    return [_task(values, group) for values, group in groups.items()]
+    return [_task(values, group, levels) for values, group in groups.items()]
 
 
-def _task(values: Setting, records: Sequence[Record]) -> Task:
+def _task(values: Setting, records: Sequence[Record], levels: Sequence[float]) -> Task:
     measure = _measure(records)
+    select = _select(records, measure)
     by_method: dict[str, list[Record]] = {}
     for record in records:
         by_method.setdefault(method_of(record), []).append(record)
     keys = {method: varied_keys(runs) for method, runs in by_method.items()}
-    trials = {method: _trials(method, runs, keys[method], measure) for method, runs in by_method.items()}
-    return Task(values, measure, tuple(records), keys, {method: tried for method, tried in trials.items() if tried})
+    trials = {method: _trials(method, runs, keys[method], measure, select) for method, runs in by_method.items()}
+    return Task(values, measure, select, tuple(records), keys, {method: tried for method, tried in trials.items() if tried}, tuple(levels))
 
 
 def _measure(records: Sequence[Record]) -> Measure:
@@ -182,11 +227,24 @@ def _measure(records: Sequence[Record]) -> Measure:
     return ACCURACY if (known(ACCURACY.test) and selectable) or not known(LOSS.test) else LOSS
 
 
+def wanted_metrics(records: Sequence[Record]) -> list[str]:
+    """What the sweeps of these runs choose by."""
+    return sorted({record.select for record in records if record.select})
+
+
+def _select(records: Sequence[Record], measure: Measure) -> Measure:
+    """What the runs' sweep chooses by, if they agree and every finished run has it; else what is reported."""
+    wanted = wanted_metrics(records)
+    select = SELECTABLE.get(wanted[0], measure) if len(wanted) == 1 else measure
+    known = all(math.isfinite(final(record, select.val)) for record in records if usable(record, measure))
+    return select if known else measure
+
+
 def usable(record: Record, measure: Measure) -> bool:
     return record.status == "FINISHED" and math.isfinite(final(record, measure.test))
 
 
-def _trials(method: str, records: Sequence[Record], keys: Sequence[str], measure: Measure) -> list[Trial]:
+def _trials(method: str, records: Sequence[Record], keys: Sequence[str], measure: Measure, select: Measure) -> list[Trial]:
     groups: dict[Setting, list[Record]] = {}
     for record in records:
         groups.setdefault(setting_of(record, keys), []).append(record)
@@ -198,5 +256,5 @@ def _trials(method: str, records: Sequence[Record], keys: Sequence[str], measure
                 per_seed.setdefault(seed_of(record), record)
         finished = tuple(per_seed[seed] for seed in sorted(per_seed, key=lambda seed: (as_float(seed), seed)))
         if finished:
-            trials.append(Trial(method, setting, finished, len({seed_of(record) for record in runs}), measure))
+            trials.append(Trial(method, setting, finished, len({seed_of(record) for record in runs}), measure, select))
     return trials

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from persafl_lit.report.aggregate import LOSS, Spread, Task, Trial, as_float, best, in_summary, seed_of, spread
+from persafl_lit.report.aggregate import (
+    LOSS,
+    Spread,
+    Task,
+    Trial,
+    as_float,
+    best,
+    common_seeds,
+    in_summary,
+    on_common_seeds,
+    seed_of,
+    seeds_text,
+    spread,
+)
 from persafl_lit.report.curves import mean_curve
 from persafl_lit.report.keys import number_of, setting_text
 from persafl_lit.report.palette import schedule_style, style_of
@@ -17,6 +31,9 @@ from persafl_lit.report.series import Chart, Heat, Series
 from persafl_lit.report.tables import with_spread
 
 STALENESS_BARS = 40
+MOST_PAIRS = 3
+"""Heat maps per method."""
+PAIRED_FIRST = ("lam", "alpha", "beta", "tau")
 
 
 def charts_of(task: Task) -> list[Chart | Heat]:
@@ -74,23 +91,31 @@ def per_client(task: Task) -> Chart:
 
 
 def staleness_bars(task: Task) -> Chart:
+    """Methods that are never stale would be one bar of height 1 and flatten the others: they are named instead, unless all are such."""
     alike: dict[tuple[float, ...], list[str]] = {}
     for trial in task.chosen:
         shares = staleness_shares(trial.runs)
         if len(shares):
             alike.setdefault(tuple(shares.tolist()), []).append(trial.method)
+    never = alike.pop((1.0,), []) if len(alike) > 1 else []
     width = math.ceil(max((len(shares) for shares in alike), default=1) / STALENESS_BARS)
     series = []
-    for index, (shares_of, methods) in enumerate(alike.items()):
+    for shares_of, methods in alike.items():
         padded = np.append(shares_of, np.zeros(-len(shares_of) % width)).reshape(-1, width).sum(axis=1)
         starts = np.arange(len(padded)) * width
-        told = [f"{start:.0f} to {start + width - 1:.0f}: {share:.1%} of updates" for start, share in zip(starts, padded, strict=True)]
-        label, style = ", ".join(methods), style_of(methods[0]) if len(methods) == 1 else schedule_style(index)
+        told = [f"{_range(start, width)}: {share:.1%} of updates" for start, share in zip(starts.tolist(), padded, strict=True)]
+        label = ", ".join(methods)
         notes = tuple(f"{label}\nstaleness {text}" for text in told)
-        series.append(Series(label, (starts + (width - 1) / 2).tolist(), padded.tolist(), style, notes))
-    caption = "Model versions between download and upload, over the runs of the chosen settings. Methods with the same staleness share grey bars."
+        series.append(Series(label, (starts + (width - 1) / 2).tolist(), padded.tolist(), style_of(methods[0]), notes))
+    caption = "Model versions between download and upload, over the runs of the chosen settings."
+    caption += " Methods with the same staleness share bars, in the colour of the first of them." if any(len(found) > 1 for found in alike.values()) else ""
     caption += f" Each bar covers {width} values." if width > 1 else ""
+    caption += f" Without bars, because every update has staleness 0: {', '.join(never)}." if never else ""
     return Chart("staleness", "Staleness", caption, "staleness (model versions)", "share of updates", tuple(series), kind="bars", bar_width=width)
+
+
+def _range(start: int, width: int) -> str:
+    return str(start) if width == 1 else f"{start} to {start + width - 1}"
 
 
 # -- what the choice of a setting changes -----------------------------------------------------------------------------
@@ -102,14 +127,30 @@ def sensitivities(task: Task) -> list[Chart]:
     for method, trials in task.trials.items():
         for key in task.keys[method]:
             per_value: dict[str, list[Trial]] = {}
-            for trial in trials:
+            for trial in on_common_seeds(trials):
                 per_value.setdefault(dict(trial.setting)[key], []).append(trial)
             if len(per_value) > 1:
                 values.setdefault(key, {})[method] = {value: best(tried) for value, tried in per_value.items()}
     caption = "Mean and standard deviation over seeds: filled marks are test, hollow ones validation."
     if any(len(keys) > 1 for keys in task.keys.values()):
-        caption += " Of settings that differ in other keys too, each value shows the one that is best on validation data."
-    return [value_chart(task, f"sensitivity_{key}", f"Sensitivity to {key}", caption, key, methods) for key, methods in sorted(values.items())]
+        caption += f" Of settings that differ in other keys too, each value shows the one that is best on validation data ({task.select.val})."
+    charts = []
+    for key, methods in sorted(values.items()):
+        told = caption + _seed_words(task, methods)
+        charts.append(value_chart(task, f"sensitivity_{key}", f"Sensitivity to {key}", told, key, methods))
+    return charts
+
+
+def _seed_words(task: Task, methods: Iterable[str]) -> str:
+    """On which seeds settings are compared, of methods whose settings have different ones."""
+    told: dict[str, list[str]] = {}
+    for method in methods:
+        trials = task.trials[method]
+        if any(trial.seeds != trials[0].seeds for trial in trials):
+            seeds = common_seeds(trials)
+            text = f"on {seeds_text(seeds)} alone, which all settings have" if seeds else "settings share no seed, so each is shown on its own seeds"
+            told.setdefault(text, []).append(method)
+    return "".join(f" {', '.join(named)}: {text}." for text, named in told.items())
 
 
 def value_chart(task: Task, name: str, title: str, caption: str, key: str, methods: dict[str, dict[str, Trial]]) -> Chart:
@@ -134,38 +175,61 @@ def value_chart(task: Task, name: str, title: str, caption: str, key: str, metho
 
 
 def heat_maps(task: Task) -> list[Heat]:
-    """For each method whose finished runs vary exactly two keys: validation score by their values, the chosen pair marked."""
+    """Validation score by each pair of keys that a method's finished runs vary, those of the papers first, the chosen pair marked."""
     maps = []
     for method, trials in task.trials.items():
         keys = [key for key in task.keys[method] if len({dict(trial.setting)[key] for trial in trials}) > 1]
-        if len(keys) != 2 or best(trials).rank()[0]:
-            continue
-        across, down = (sorted({dict(trial.setting)[key] for trial in trials}, key=_by_number) for key in keys)
-        cells = {(dict(trial.setting)[keys[1]], dict(trial.setting)[keys[0]]): trial for trial in sorted(trials, key=Trial.rank, reverse=True)}
-        values = [[cells[row, col].val.mean if (row, col) in cells else math.nan for col in across] for row in down]
-        winner = dict(best(trials).setting)
-        maps.append(
-            Heat(
-                f"heat_{method}",
-                f"{method}: {keys[0]} and {keys[1]}",
-                f"Mean validation {task.measure.kind} over seeds; the frame marks the chosen setting.",
-                keys[0],
-                keys[1],
-                tuple(across),
-                tuple(down),
-                values,
-                [[_cell_note(cells.get((row, col))) for col in across] for row in down],
-                (down.index(winner[keys[1]]), across.index(winner[keys[0]])),
-                task.measure.sign,
-            )
-        )
+        pairs = list(itertools.combinations(sorted(keys, key=_known_first), 2))
+        if pairs and not best(trials).rank()[0]:
+            maps += [_heat_map(task, method, pair, keys, len(pairs)) for pair in pairs[:MOST_PAIRS]]
     return maps
+
+
+def _heat_map(task: Task, method: str, pair: tuple[str, str], keys: Sequence[str], pairs: int) -> Heat:
+    """Each cell is the best of the settings that have its two values."""
+    trials = task.trials[method]
+    tried: dict[tuple[str, str], list[Trial]] = {}
+    for trial in on_common_seeds(trials):
+        tried.setdefault(_values_of(trial, pair), []).append(trial)
+    cells = {values: best(found) for values, found in tried.items()}
+    down, across = (sorted({values[i] for values in cells}, key=_by_number) for i in (0, 1))
+    row, column = _values_of(best(trials), pair)
+    caption = f"Mean {task.select.val} over seeds; the frame marks the chosen setting." + _seed_words(task, [method])
+    others = [key for key in keys if key not in pair]
+    if others:
+        caption += f" Each cell is the best over {', '.join(others)}, {'maximised' if task.select.sign > 0 else 'minimised'} over on validation data."
+    if pairs > MOST_PAIRS:
+        caption += f" {MOST_PAIRS} of {pairs} pairs of keys are drawn."
+    return Heat(
+        f"heat_{method}" if pairs == 1 else f"heat_{method}_{pair[0]}_{pair[1]}",
+        f"{method}: {pair[0]} and {pair[1]}",
+        caption,
+        pair[1],
+        pair[0],
+        tuple(across),
+        tuple(down),
+        [[cells[value, other].score.mean if (value, other) in cells else math.nan for other in across] for value in down],
+        [[_cell_note(cells.get((value, other))) for other in across] for value in down],
+        (down.index(row), across.index(column)),
+        task.select.sign,
+        task.select.val,
+    )
+
+
+def _values_of(trial: Trial, pair: tuple[str, str]) -> tuple[str, str]:
+    setting = dict(trial.setting)
+    return setting[pair[0]], setting[pair[1]]
+
+
+def _known_first(key: str) -> tuple[int, str]:
+    name = key.split(".")[-1]
+    return (PAIRED_FIRST.index(name) if name in PAIRED_FIRST else len(PAIRED_FIRST), key)
 
 
 def _cell_note(trial: Trial | None) -> str:
     if trial is None:
         return "no finished run"
-    return f"{setting_text(trial.setting)}\nvalidation {with_spread(trial.val)}\ntest {with_spread(trial.test)}"
+    return f"{setting_text(trial.setting)}\n{trial.select.val} {with_spread(trial.score)}\n{trial.measure.test} {with_spread(trial.test)}"
 
 
 def _by_number(value: str) -> tuple[float, str]:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from persafl_lit.errors import ConfigError
 from persafl_lit.report import rows
-from persafl_lit.report.aggregate import Task, Trial, tasks_of
+from persafl_lit.report.aggregate import ACCURACY, Task, Trial, tasks_of
 from persafl_lit.report.charts import charts_of, value_chart
 from persafl_lit.report.keys import NONE, differing
 from persafl_lit.report.record import Record
@@ -47,8 +48,10 @@ class Content:
     """CSV files by name."""
 
 
-def content_of(records: Sequence[Record], title: str) -> Content:
-    tasks = tasks_of(records)
+def content_of(records: Sequence[Record], title: str, levels: Sequence[float] = (), planned: int | None = None) -> Content:
+    """`levels` are the scores whose times are asked for, `planned` how many trials the sweep is to have."""
+    tasks = tasks_of(records, levels)
+    _check_levels(tasks, levels)
     names = _task_names(tasks)
     parts = [_part(task, name, f"_{number}" if len(tasks) > 1 else "") for number, (task, name) in enumerate(zip(tasks, names, strict=True), 1)]
     parts += _across(tasks)
@@ -57,7 +60,12 @@ def content_of(records: Sequence[Record], title: str) -> Content:
     run_rows = [row for task, name in zip(tasks, names, strict=True) for row in rows.run_rows(task.records, task, name)]
     run_rows += rows.run_rows(strangers, None, "")
     files = _csv_files(tasks, names, run_rows)
-    return Content(title, _lead(records, tasks), parts, rows.run_table(run_rows), missing(records, tasks), _words(parts), files)
+    return Content(title, _lead(records, tasks, planned), parts, rows.run_table(run_rows), missing(records, tasks), _words(parts), files)
+
+
+def _check_levels(tasks: Sequence[Task], levels: Sequence[float]) -> None:
+    if tasks and max(levels, default=0.0) > 1 and all(task.measure is ACCURACY for task in tasks):
+        raise ConfigError(f"no accuracy reaches a level above 1; got {max(levels):g}, write 0.7 for 70 %")
 
 
 def _words(parts: Sequence[Part]) -> list[tuple[str, list[str]]]:
@@ -109,17 +117,28 @@ def _across(tasks: Sequence[Task]) -> list[Part]:
     return [Part(f"Across {key}", "", None, [(file_stem(chart.name), chart)], None, [])]
 
 
-def _lead(records: Sequence[Record], tasks: Sequence[Task]) -> list[str]:
+def _lead(records: Sequence[Record], tasks: Sequence[Task], planned: int | None) -> list[str]:
+    lead = [_progress(records, planned)]
     if not records:
-        return ["There are no runs in this report."]
-    finished = sum(record.status == "FINISHED" for record in records)
-    lead = [f"{finished} of {len(records)} runs finished."]
+        return [*lead, "There are no runs in this report."] if planned else ["There are no runs in this report."]
     if not tasks:
         return [*lead, "None of them says which method it ran, so there is nothing to compare."]
     if len(tasks) == 1:
         return [verdict(tasks[0]), *lead]
     keys = ", ".join(differing([task.values for task in tasks])[:12])
     return [*lead, f"They answer {len(tasks)} different tasks, which are compared separately; the tasks differ in {keys}."]
+
+
+def _progress(records: Sequence[Record], planned: int | None) -> str:
+    """How far the runs are; of a sweep, also of what it has not begun."""
+    finished = sum(record.status == "FINISHED" for record in records)
+    if planned is None or planned < len(records) or finished == planned:  # its second stage is planned only when the first is done
+        return f"{finished} of {len(records)} runs finished."
+    text = f"{finished} of {planned} planned trials finished"
+    ended = sum(record.status in ("FINISHED", "FAILED") for record in records)
+    if ended < planned:
+        return f"{text}; the sweep is still running or was interrupted."
+    return f"{text}, the others failed."
 
 
 def _csv_files(tasks: Sequence[Task], names: Sequence[str], run_rows: Sequence[dict[str, Any]]) -> dict[str, str]:

@@ -65,10 +65,11 @@ def time_to_reach(times: np.ndarray, values: np.ndarray, level: float, sign: int
     return float(times[i - 1] + share * (times[i] - times[i - 1]))
 
 
-def thresholds(curves: Sequence[MeanCurve], measure: Measure) -> list[float]:
+def thresholds(curves: Sequence[MeanCurve], measure: Measure, reference: MeanCurve | None = None) -> list[float]:
     """Levels worth timing: shares of the best final mean accuracy that some curve does not have from its start.
 
     Where fewer than two remain, and for a loss: shares of the way from the worst start to the best end.
+    If the reference gets to none of them on its way, also its own best, so that others can be compared with it.
     """
     if not curves:
         return []
@@ -78,7 +79,11 @@ def thresholds(curves: Sequence[MeanCurve], measure: Measure) -> list[float]:
     levels = [share * end for share in SHARES if share * end > start] if sign > 0 else []
     if len(levels) < 2:
         levels = [start + share * (end - start) for share in SHARES if sign * end > sign * start]
-    return list(dict.fromkeys(_rounded(level, sign) for level in levels))
+    levels = [_rounded(level, sign) for level in levels]
+    if reference is not None and not any(time_to_reach(reference.times, reference.mean, level, sign) for level in levels):
+        own = _rounded(sign * float(np.max(sign * reference.mean)), sign)
+        levels += [own] if sign * own > sign * float(reference.mean[0]) else []
+    return sorted(set(levels), key=lambda level: sign * level)
 
 
 def _rounded(level: float, sign: int) -> float:

@@ -88,9 +88,7 @@ def _axes(plt: Any, chart: Chart) -> Figure:
     bars = chart.kind == "bars"
     for index, series in enumerate(chart.series):
         if bars:
-            width = 0.9 * chart.bar_width / len(chart.series)
-            offset = (index - (len(chart.series) - 1) / 2) * width
-            axes.bar(np.array(series.x) + offset, series.y, width=width, color=series.style.colour, label=_label(series))
+            axes.bar(np.array(series.x) + chart.bar_offset(index), series.y, width=chart.bar_size, color=series.style.colour, label=_label(series))
         else:
             _line(axes, chart, series)
     axes.set(xlabel=_plain(chart.x_label), ylabel=_plain(chart.y_label), title=_plain(chart.title))
@@ -128,7 +126,7 @@ def _panels(plt: Any, chart: Chart) -> Figure:
         rows, columns, figsize=(max(4.8, 2.4 * columns), 0.6 + 2.3 * rows), squeeze=False, sharex=True, sharey=True, layout="constrained"
     )
     for axes, series in zip(grid.flat, chart.series, strict=False):
-        axes.scatter(series.x, series.y, s=14, alpha=0.7, color=series.style.colour, marker=series.style.marker, linewidths=0)
+        axes.scatter(series.x, series.y, s=16, alpha=0.7, facecolors="none", edgecolors=series.style.colour, marker=series.style.marker, linewidths=0.9)
         axes.set_title(_plain(series.label), fontsize=9)
         axes.tick_params(labelbottom=True)
     for axes in list(grid.flat)[len(chart.series) :]:
@@ -153,7 +151,7 @@ def _heat(plt: Any, heat: Heat) -> Figure:
             axes.text(column, row, f"{value:.3f}", ha="center", va="center", fontsize=8, color="black" if bright else "white")
     row, column = heat.marked
     axes.add_patch(plt.Rectangle((column - 0.47, row - 0.47), 0.94, 0.94, fill=False, edgecolor="#D55E00", linewidth=2.5))
-    figure.colorbar(image, label="validation")
+    figure.colorbar(image, label=heat.metric)
     return figure  # type: ignore[no-any-return]
 
 

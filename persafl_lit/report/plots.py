@@ -40,7 +40,7 @@ def to_json(value: Any) -> str:
 
 
 def _chart(chart: Chart) -> dict[str, Any]:
-    traces = {"lines": _lines, "points": _points, "bars": _bars}[chart.kind]
+    draw = {"lines": _lines, "points": _points, "bars": _bars}[chart.kind]
     x_axis = GRID | {"title": {"text": label_text(chart.x_label)}}
     if chart.kind == "bars":  # of whole numbers
         x_axis |= {"tick0": 0, "dtick": max(1, math.ceil(max(max(series.x) for series in chart.series) / 10))}
@@ -51,8 +51,8 @@ def _chart(chart: Chart) -> dict[str, Any]:
     y_axis = GRID | {"title": {"text": label_text(chart.y_label)}}
     if chart.y_range:
         y_axis |= {"range": list(chart.y_range)}
-    layout = _layout() | {"xaxis": x_axis, "yaxis": y_axis, "barmode": "group", "bargap": 0.1}
-    return {"data": [trace for series in chart.series for trace in traces(chart, series)], "layout": layout}
+    layout = _layout() | {"xaxis": x_axis, "yaxis": y_axis, "barmode": "overlay"}
+    return {"data": [trace for series in chart.series for trace in draw(chart, series)], "layout": layout}
 
 
 def _lines(chart: Chart, series: Series) -> list[dict[str, Any]]:
@@ -74,11 +74,16 @@ def _lines(chart: Chart, series: Series) -> list[dict[str, Any]]:
 
 
 def _points(chart: Chart, series: Series) -> list[dict[str, Any]]:
-    return [_common(series) | {"type": "scatter", "mode": "markers", "marker": _marker(series.style, 7) | {"opacity": 0.7}}]
+    """Hollow, so that methods do not hide each other."""
+    marker = _marker(series.style, 7, hollow=True) | {"opacity": 0.7, "line": {"width": 1.3}}
+    return [_common(series) | {"type": "scatter", "mode": "markers", "marker": marker}]
 
 
 def _bars(chart: Chart, series: Series) -> list[dict[str, Any]]:
-    return [_common(series) | {"type": "bar", "marker": {"color": series.style.colour}, "textposition": "none"}]
+    """Side by side by explicit offsets (of the left edge), where the PNG has them too."""
+    left = chart.bar_offset(chart.series.index(series)) - chart.bar_size / 2
+    place = {"width": chart.bar_size, "offset": left}
+    return [_common(series) | {"type": "bar", "marker": {"color": series.style.colour}, "textposition": "none"} | place]
 
 
 def _common(series: Series) -> dict[str, Any]:
@@ -108,7 +113,7 @@ def _heat(heat: Heat) -> dict[str, Any]:
         "hoverongaps": False,
         "xgap": 2,
         "ygap": 2,
-        "colorbar": {"title": {"text": "validation", "side": "right"}, "thickness": 14},
+        "colorbar": {"title": {"text": label_text(heat.metric), "side": "right"}, "thickness": 14},
     }
     frame = {"type": "rect", "x0": column - 0.48, "x1": column + 0.48, "y0": row - 0.48, "y1": row + 0.48, "line": {"color": "#D55E00", "width": 4}}
     axes = {}

@@ -26,6 +26,8 @@ class Record:
     """The last evaluation, one row per client: client, samples, test_accuracy, global_accuracy, arrivals, ..."""
     timeline: Timeline | None = None
     bytes_communicated: float | None = None
+    select: str | None = None
+    """The metric by which the run's sweep chooses settings: accuracy.val or loss.val."""
 
     @property
     def method(self) -> str:

@@ -34,9 +34,11 @@ class Facts:
 
 
 def levels(task: Task) -> list[float]:
-    """The scores whose times are compared."""
-    curves = [curve for trial in task.chosen if (curve := mean_curve(trial, task.measure.test)) is not None]
-    return thresholds(curves, task.measure)
+    """The scores whose times are compared: those asked for, or some that the curves suggest."""
+    if task.levels:
+        return list(task.levels)
+    curves = {trial.method: curve for trial in task.chosen if (curve := mean_curve(trial, task.measure.test)) is not None}
+    return thresholds(list(curves.values()), task.measure, curves.get(REFERENCE))
 
 
 def facts(task: Task) -> list[Facts]:
@@ -101,8 +103,9 @@ def summary_rows(task: Task, name: str) -> list[dict[str, Any]]:
     for told in facts(task):
         trial = told.trial
         row: dict[str, Any] = {"task": name, "method": trial.method, "setting": setting_text(trial.setting)}
-        row |= {"seeds": len(trial.runs), "seeds_begun": trial.begun, "selected_on": task.measure.val if trial.val.seeds else "nothing"}
-        for column, value in ({"val": trial.val, "test": trial.test} | told.scores | told.costs).items():
+        row |= {"seeds": len(trial.runs), "seeds_begun": trial.begun, "selected_on": task.select.val if trial.score.seeds else "nothing"}
+        scores = {"val": trial.val, "test": trial.test} | ({} if task.select == task.measure else {task.select.val: trial.score})
+        for column, value in (scores | told.scores | told.costs).items():
             stem = column.replace(" ", "_").replace("-", "_")
             row |= {stem: value.mean} if column == "staleness_max" else {f"{stem}_mean": value.mean, f"{stem}_std": value.std}
         for level, (time, gain) in told.times.items():
@@ -121,11 +124,12 @@ def summary_table(task: Task) -> Table:
     rows = []
     for told in all_told:
         trial, cost = told.trial, {name: value.mean for name, value in told.costs.items()}
-        row = {"method": trial.method, "chosen setting": setting_text(trial.setting), "seeds": _seeds(trial)}
-        row |= {f"validation {kind}": with_spread(trial.val), f"test {kind}": with_spread(trial.test)}
+        row = {"method": trial.method, "chosen setting": setting_text(trial.setting), f"test {kind}": with_spread(trial.test)}
         row |= {name: with_spread(told.scores[name]) if name in told.scores else MISSING for name in names}
+        row |= {f"validation {kind}": with_spread(trial.val), "seeds": _seeds(trial)}
+        row |= {} if task.select == task.measure else {f"validation {task.select.kind} (selected on)": with_spread(trial.score)}
         for level, (time, gain) in told.times.items():
-            row[f"time to {level:.3g}"] = number_text(time, 1) + (f" ({gain:.2f}x)" if gain is not None else "")
+            row[f"time to {level:g}"] = number_text(time, 1) + (f" ({gain:.2f}x)" if gain is not None else "")
         row |= {"updates": number_text(cost["updates"], 0), "gradients": number_text(cost["grad_evals"], 0)}
         row["communicated"] = bytes_text(cost["bytes"])
         row["staleness mean / max"] = f"{number_text(cost['staleness'], 2)} / {number_text(cost['staleness_max'], 0)}"
@@ -156,7 +160,7 @@ def run_rows(records: Sequence[Record], task: Task | None, name: str) -> list[di
 
 def run_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The task is named only if there are several."""
-    kept = [key for key in ("task", "method", "setting", "seed", "status") if key != "task" or any(row["task"] for row in rows)]
+    kept = [key for key in ("method", "task", "setting", "seed", "status") if key != "task" or any(row["task"] for row in rows)]
     cells = [[*(str(row[key]) for key in kept), number_text(row["val"]), number_text(row["test"]), str(row["run_id"])] for row in rows]
     return Table((*kept, "validation", "test", "run"), cells, frozenset({"validation", "test"}), frozenset({"task", "setting"}))
 

@@ -43,6 +43,15 @@ class Chart:
     ticks: tuple[tuple[float, str], ...] = ()
     log_x: bool = False
     bar_width: int = 1
+    """Of a group of bars, one per series, around its x."""
+
+    def bar_offset(self, index: int) -> float:
+        """Of the middle of a series' bars from their x."""
+        return (index - (len(self.series) - 1) / 2) * self.bar_size
+
+    @property
+    def bar_size(self) -> float:
+        return 0.9 * self.bar_width / len(self.series)
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,8 @@ class Heat:
     marked: tuple[int, int]
     """(row, column)."""
     sign: int
+    metric: str
+    """What the values are."""
 
 
 def short(text: str) -> str:

@@ -5,7 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from persafl_lit.report.aggregate import LOSS, UNKNOWN, Task, Trial, final, method_of, seed_of, usable
+from persafl_lit.report.aggregate import (
+    LOSS,
+    UNKNOWN,
+    Task,
+    Trial,
+    best,
+    common_seeds,
+    final,
+    method_of,
+    on_common_seeds,
+    seed_of,
+    seeds_text,
+    usable,
+    wanted_metrics,
+)
 from persafl_lit.report.curves import mean_curve
 from persafl_lit.report.keys import NONE, finetune_text, setting_text, text_of
 from persafl_lit.report.record import Record
@@ -21,9 +35,9 @@ def verdict(task: Task) -> str:
     told = f"test {kind} after fine-tuning {with_spread(first.test)} over {_count(len(first.runs), 'seed')} ({setting_text(first.setting)})"
     if not others:
         return f"{first.method}: {told}."
-    if not first.val.seeds:
+    if not first.score.seeds:
         return f"{_count(len(task.chosen), 'method')}, none with a validation score, so none is called best. The first, {first.method}: {told}."
-    text = f"{first.method} is best of {len(task.chosen)} methods on validation data: {told}."
+    text = f"{first.method} is best of {len(task.chosen)} methods on validation data ({task.select.val}): {told}."
     rival = max(others, key=lambda trial: task.measure.sign * trial.test.mean)
     if task.measure.sign * rival.test.mean > task.measure.sign * first.test.mean:
         text += f" On test data {rival.method} does better ({with_spread(rival.test)}); test data play no part in the choice."
@@ -36,20 +50,13 @@ def method_words(task: Task) -> list[str]:
         return ["None of these runs finished with a score. The table of runs says what became of them."]
     measure = task.measure
     words = [f"Seeds: {'; '.join(_seeds(trial) for trial in task.chosen)}."]
-    tried = ", ".join(f"{method} {len(trials)}" for method, trials in task.trials.items())
-    better = "highest" if measure.sign > 0 else "lowest"
-    words.append(
-        f"Choice: each method is shown with the setting whose mean {measure.val} at the end of its runs, over the seeds available, is {better}. "
-        f"Test data were used for no choice. Settings with a finished run, per method: {tried}; a method with more settings had more chances."
-    )
+    words += _choice_words(task)
     if task.unselected:
         words.append(f"Not chosen: {', '.join(task.unselected)} tried several settings but have no validation score; the first setting is shown.")
     if measure is LOSS:
         words.append("There is no accuracy to select on here (no classes or no validation accuracy), so loss.test is shown and loss.val selected on.")
-    scores = [
-        (final(record, measure.val), final(record, measure.test)) for trials in task.trials.values() for trial in trials for record in trial.runs
-    ]
-    if all(val == test for val, test in scores):
+    runs = [record for trials in task.trials.values() for trial in trials for record in trial.runs]
+    if all(final(record, task.select.val) == final(record, task.select.test) for record in runs):
         words.append("Validation and test scores are equal in every run, so here the choice has in effect seen the test score.")
     words += [*_rule_words(task), _column_words(task), _spread_words(task)]
     if any(trial.begun > len(trial.runs) for trials in task.trials.values() for trial in trials):
@@ -59,6 +66,39 @@ def method_words(task: Task) -> list[str]:
     if repeated:
         words.append(f"{_count(repeated, 'run')} repeated a setting and seed that were there already; the first of each counts.")
     return words
+
+
+def _choice_words(task: Task) -> list[str]:
+    tried = ", ".join(f"{method} {len(trials)}" for method, trials in task.trials.items())
+    better = "highest" if task.select.sign > 0 else "lowest"
+    words = [
+        f"Choice: each method is shown with the setting whose mean {task.select.val} at the end of its runs is {better}. "
+        f"Test data were used for no choice. Settings with a finished run, per method: {tried}; a method with more settings had more chances."
+    ]
+    wanted = wanted_metrics(task.records)
+    if len(wanted) > 1:
+        words.append(f"These runs are of sweeps that choose by different metrics ({', '.join(wanted)}); here {task.select.val} decides.")
+    elif wanted and wanted[0] != task.select.val:
+        words.append(f"The sweep chooses by {wanted[0]}, which not every finished run has; here {task.select.val} decides.")
+    staged: dict[str, list[str]] = {}
+    for method, trials in task.trials.items():
+        if any(trial.seeds != trials[0].seeds for trial in trials):
+            staged.setdefault(_seed_words(trials), []).append(method)
+    return words + [f"Seeds of the choice, {', '.join(methods)}: {text}" for text, methods in staged.items()]
+
+
+def _seed_words(trials: Sequence[Trial]) -> str:
+    """Which seeds decided, where settings have different ones."""
+    chosen, common = best(trials), common_seeds(trials)
+    rivals = [trial for trial in trials if trial is not chosen]
+    first = best(on_common_seeds(trials)).setting == chosen.setting
+    if common and first and all(trial.begun < chosen.begun for trial in rivals):
+        later = [seed for seed in chosen.seeds if seed not in common]
+        return f"the setting was chosen on {seeds_text(common)}, which all settings have, and then run on {seeds_text(later)} too."
+    text = f"only settings with the most finished seeds ({len(chosen.runs)}) compete, each with the mean over its own."
+    if common and not first:
+        text += f" On {seeds_text(common)} alone, which all settings have, another would be chosen: {setting_text(best(on_common_seeds(trials)).setting)}."
+    return text
 
 
 def _rule_words(task: Task) -> list[str]:
@@ -92,6 +132,7 @@ def _spread_words(task: Task) -> str:
     text += "With two or three seeds, differences of about its size decide nothing."
     if levels(task):
         text += " Times to reach a level are read off the mean curve, linear between evaluations; - means never reached or not known."
+        text += " The levels were asked for." if task.levels else " The levels were chosen after the fact, from these test curves."
         if any(trial.method == REFERENCE for trial in task.chosen):
             text += f" In brackets: how many times faster than {REFERENCE}."
     return text

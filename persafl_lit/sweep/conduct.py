@@ -18,7 +18,7 @@ from persafl_lit.sweep.outcome import Outcome, as_csv, choose, table
 from persafl_lit.sweep.perform import Message, Order, forget
 from persafl_lit.sweep.plan import Plan
 from persafl_lit.sweep.trials import Trial, first_trials, on_other_seeds
-from persafl_lit.tracking.family import PRUNED, Family
+from persafl_lit.tracking.family import PLANNED, PRUNED, Family
 
 ATTEMPTS = 3
 """How often a trial is begun, in one sweep, before its accidents count as a failure."""
@@ -142,6 +142,9 @@ class Conductor:
         self._launcher.close()
         for trial in [*self._running.values(), *self._again]:
             self._family.end(self._run_ids[trial.hash], "KILLED", "interrupted")
+        for hash, child in self._before.items():  # of an earlier start that was killed; its trial is no more in the file, or was not reached
+            if child.status == "RUNNING" and hash not in self._run_ids and self._outcomes.get(hash) is None:
+                self._family.end(child.run_id, "KILLED", "interrupted")
 
     def _known(self, trial: Trial) -> Outcome | None:
         """What is in the store about a trial that needs no work."""
@@ -246,8 +249,9 @@ def sweep(plan: Plan, launcher: Launcher, uri: str, should_stop: Callable[[], bo
         store = open_store(uri)
         sync(uri)
         experiment = str(plan.overrides.get("tracking.experiment", plan.name))
-        family = Family(store, experiment, plan.name, common_keys(plan))
+        family = Family(store, experiment, plan.name, varied_together(plan), plan.select.metric)
         family.tell(text=plan.source.text, name="sweep.yaml")
+        family.tell(tags={PLANNED: str(supply.total())})
         done = sum(child.status == "FINISHED" for child in family.children().values())
         launcher.begin(supply.total() - done)
         status = "KILLED"
@@ -258,7 +262,7 @@ def sweep(plan: Plan, launcher: Launcher, uri: str, should_stop: Callable[[], bo
                 status = "FINISHED"
             finally:
                 conductor.abandon()
-                _keep(family, folder, conductor.outcomes)
+                _keep(family, folder, conductor.outcomes, board.total)
                 family.tell(status=status, end_time=int(time.time() * 1000))
     return conductor.outcomes
 
@@ -268,13 +272,14 @@ def sweep_folder(plan: Plan) -> Path:
     return Path("mlruns/sweeps") / plan.name
 
 
-def common_keys(plan: Plan) -> list[str]:
-    """The keys that every block varies: what the UI can put side by side."""
-    first, *others = plan.blocks
-    return [key for key in first.varied if key != "method" and all(key in block.varied for block in others)]
+def varied_together(plan: Plan) -> list[tuple[str, ...]]:
+    """The keys that each block varies: what the UI can put side by side. Each set once."""
+    sets = (tuple(key for key in block.varied if key != "method") for block in plan.blocks)
+    return list(dict.fromkeys(keys for keys in sets if keys))
 
 
-def _keep(family: Family, folder: Path, outcomes: Sequence[Outcome]) -> None:
+def _keep(family: Family, folder: Path, outcomes: Sequence[Outcome], planned: int) -> None:
+    family.tell(tags={PLANNED: str(planned)})
     rows = table(outcomes)
     if not rows:
         return

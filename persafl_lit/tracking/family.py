@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from persafl_lit.config import Config
 
 PRUNED = "persafl.pruned"
+SELECT = "persafl.select"
+"""The metric by which a sweep chooses settings: what a report of it chooses by, too."""
+PLANNED = "persafl.planned"
+"""Of the parent: how many trials the sweep has, as far as known."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +41,11 @@ class Child:
 class Family:
     """The parent is known by the sweep's name, a child by the hash of its config: begun again, a sweep finds both."""
 
-    def __init__(self, store: Store, experiment: str, name: str, columns: Sequence[str]) -> None:
-        self._store, self._name = store, name
+    def __init__(self, store: Store, experiment: str, name: str, varied: Sequence[Sequence[str]], select: str) -> None:
+        """`varied` are the sets of keys that go together, `select` the metric that settings are chosen by."""
+        self._store, self._name, self._select = store, name, select
         self._experiment = store.experiment(experiment)
-        for key, value in experiment_tags(columns).items():
+        for key, value in experiment_tags(varied).items():
             store.client.set_experiment_tag(self._experiment, key, value)
         parents = store.search([self._experiment], f"tags.`persafl.sweep` = '{name}' and tags.`persafl.kind` = 'sweep'")
         if parents:
@@ -77,7 +82,7 @@ class Family:
         if known is not None:
             self._store.describe(known.run_id, config.flat())  # its making may have been interrupted
             return known.run_id
-        run_id = new_run(self._store, config, name, {"persafl.sweep": self._name, "mlflow.parentRunId": self.parent})
+        run_id = new_run(self._store, config, name, {"persafl.sweep": self._name, SELECT: self._select, "mlflow.parentRunId": self.parent})
         self._children[config.hash()] = Child(run_id, "RUNNING", "")
         self._store.describe(run_id, config.flat())
         return run_id

@@ -117,6 +117,23 @@ class Store:
         """The runs that `target` names: a run, a sweep, or an experiment; oldest first."""
         return [self._record(run) for run in reversed(self._find(target))]
 
+    def planned(self, target: str) -> int | None:
+        """How many trials the sweep that `target` names is to have, as far as known; None for anything else."""
+        from persafl_lit.tracking.family import PLANNED  # which is built on this file
+
+        counts = [run.data.tags.get(PLANNED, "") for run in self._sweeps(target)]
+        return sum(map(int, counts)) if counts and all(count.isdecimal() for count in counts) else None
+
+    def _sweeps(self, target: str) -> list[Run]:
+        """The parent runs of a sweep, by its name or by their own id."""
+        with contextlib.suppress(MlflowException):
+            run = self.client.get_run(target)
+            return [run] if _is_sweep(run) else []
+        if "'" in target:
+            return []
+        everywhere = [experiment.experiment_id for experiment in self.client.search_experiments()]
+        return self.search(everywhere, f"tags.`persafl.sweep` = '{target}' and tags.`persafl.kind` = 'sweep'")
+
     def keep_report(self, target: str, folder: Path) -> None:
         """A report, with the run it is about, or as a run of its own beside those it compares."""
         runs = self._find(target)
@@ -133,7 +150,7 @@ class Store:
         everywhere = [experiment.experiment_id for experiment in self.client.search_experiments()]
         with contextlib.suppress(MlflowException):
             run = self.client.get_run(target)
-            return self.search(everywhere, f"tags.`mlflow.parentRunId` = '{run.info.run_id}'") or [run]
+            return self.search(everywhere, f"tags.`mlflow.parentRunId` = '{run.info.run_id}'") or ([] if _is_sweep(run) else [run])
         quoted = target.replace("'", "")
         if quoted == target and (runs := self.search(everywhere, f"tags.`persafl.sweep` = '{target}' and tags.`persafl.trial` != ''")):
             return runs
@@ -155,6 +172,8 @@ class Store:
                 return found
 
     def _record(self, run: Run) -> Record:
+        from persafl_lit.tracking.family import SELECT  # which is built on this file
+
         run_id, config = run.info.run_id, {key: _value(text) for key, text in run.data.params.items()}
         results = json.loads(self.text(run_id, "results.json") or "{}")
         timeline = None
@@ -172,6 +191,7 @@ class Store:
             results.get("clients") or [],
             timeline,
             (summary or {}).get("bytes_communicated"),
+            run.data.tags.get(SELECT) or None,
         )
 
     def _curves(self, run: Run) -> dict[str, list[float]]:
@@ -183,7 +203,7 @@ class Store:
                 columns["updates"] = {metric.timestamp: metric.step for metric in self.client.get_metric_history(run.info.run_id, name)}
         times = sorted(columns.get("updates", {}))
         whole = {name: [found[time] for time in times] for name, found in columns.items() if set(times) <= set(found)}
-        return {"sim_time": [time / 1000 for time in times], **whole} if times else {}
+        return {"sim_time": [time / 1000 if time > 1 else 0.0 for time in times], **whole} if times else {}
 
     def text(self, run_id: str, name: str) -> str | None:
         """An artifact, if it is there."""
@@ -191,6 +211,10 @@ class Store:
             return Path(self.client.download_artifacts(run_id, name)).read_text()
         except (MlflowException, OSError):
             return None
+
+
+def _is_sweep(run: Run) -> bool:
+    return bool(run.data.tags.get("persafl.kind") == "sweep")
 
 
 def open_store(uri: str) -> Store:

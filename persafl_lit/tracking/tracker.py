@@ -113,8 +113,7 @@ class Tracker:
             raise self._failure
 
     def on_point(self, point: Point) -> None:
-        milliseconds = round(point.sim_time * 1000)
-        self.say(metrics=[[key, value, milliseconds, point.updates] for key, value in point.metrics().items() if math.isfinite(value)])
+        self.say(metrics=[[key, value, timestamp(point.sim_time), point.updates] for key, value in point.metrics().items() if math.isfinite(value)])
 
     def results(self, summary: dict[str, Any], curves: dict[str, list[float]], clients: list[dict[str, float]]) -> None:
         """What a finished run came to."""
@@ -122,7 +121,7 @@ class Tracker:
         self.say(text=json.dumps(summary, indent=2), name="summary.json")
         self.say(text=_csv([dict(zip(curves, row, strict=True)) for row in zip(*curves.values(), strict=True)]), name="curves.csv")
         self.say(table={name: [row[name] for row in clients] for name in clients[0]}, name="clients.json")
-        self.say(metrics=[["wall_seconds", summary["wall_seconds"], round(summary["sim_time"] * 1000), summary["updates"]]])
+        self.say(metrics=[["wall_seconds", summary["wall_seconds"], timestamp(summary["sim_time"]), summary["updates"]]])
 
     def file(self, path: Path, folder: str) -> None:
         """A picture or a folder, as an artifact."""
@@ -263,6 +262,11 @@ def new_run(store: Store, config: Config, name: str, tags: dict[str, str]) -> st
     """A run of this config in the store; its parameters are still to be told."""
     known = {"persafl.version": __version__, "persafl.method": config.name, "persafl.trial": config.hash(), **git_commit(), **tags}
     return store.create(config.tracking.experiment, name, known)
+
+
+def timestamp(sim_time: float) -> int:
+    """Simulated milliseconds, from 1 on: the MLflow UI takes a curve that begins at 0 for one without times, and draws its steps instead."""
+    return max(1, round(sim_time * 1000))
 
 
 def _as_one(messages: list[Message]) -> Message:

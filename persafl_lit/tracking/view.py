@@ -19,8 +19,12 @@ DESCRIPTION = """Runs of `persafl`. A metric's step is the number of server upda
 in seconds, is simulated time). `accuracy.test` is the mean over clients after fine-tuning, `accuracy.global` without."""
 
 
-def experiment_tags(varied: Sequence[str] = ()) -> dict[str, str]:
-    """What makes an experiment readable in the UI; with the keys that a sweep varies in all its trials."""
+PAIRS = (("method.lam", "method.beta"), ("method.alpha", "method.beta"))
+"""Keys that are worth putting side by side where nothing is known of an experiment's runs."""
+
+
+def experiment_tags(varied: Sequence[Sequence[str]] = PAIRS) -> dict[str, str]:
+    """What makes an experiment readable in the UI; with the sets of keys that its runs vary together, such as a sweep's blocks."""
     return {
         "mlflow.note.content": DESCRIPTION,
         "mlflow.experimentKind": "custom_model_development",
@@ -33,16 +37,18 @@ def link(address: str, experiment: str) -> str:
     return f"{address}/#/experiments/{experiment}/runs?viewStateShareKey={KEY}&compareRunsMode=CHART"
 
 
-def _view(varied: Sequence[str]) -> dict[str, Any]:
-    columns = list(dict.fromkeys([*COLUMNS, *varied]))
+def _view(varied: Sequence[Sequence[str]]) -> dict[str, Any]:
+    columns = list(dict.fromkeys([*COLUMNS, *(key for keys in varied for key in keys)]))
     charts = [
         _line("accuracy.test", "time-relative", "personalised test accuracy over simulated time"),
         _line("accuracy.test", "step", "personalised test accuracy over server updates"),
         _line("accuracy.global", "time-relative", "accuracy of the shared model over simulated time"),
-        _parallel(list(varied) or list(COLUMNS[1:5])),
+        *(_parallel(keys) for keys in varied),
     ]
     return {
         "selectedColumns": [f"params.`{name}`" for name in columns] + [f"metrics.`{name}`" for name in METRICS],
+        # The best first; in the order of time the UI would fold a sweep's trials away under their parent.
+        **{"orderByKey": "metrics.`accuracy.val`", "orderByAsc": False, "searchFilter": "", "startTime": "ALL", "lifecycleFilter": "Active"},
         "runsHiddenMode": "FIRST_20_RUNS",
         "compareRunCharts": charts,
         "compareRunSections": [
@@ -66,7 +72,8 @@ def _line(metric: str, axis: str, title: str) -> dict[str, Any]:
     return {**_card("LINE", f"{metric}-{axis}", title), **own, **scales, "yAxisKey": "metric", "yAxisExpressions": [], "selectedXAxisMetricKey": ""}
 
 
-def _parallel(params: Sequence[str]) -> dict[str, Any]:
-    """The UI leaves runs out that lack one of `params`."""
-    settings = {"selectedParams": list(params), "selectedMetrics": ["accuracy.val", "accuracy.test"], "showAllRuns": False}
-    return {**_card("PARALLEL", "settings", "settings against accuracy"), **settings}
+def _parallel(keys: Sequence[str]) -> dict[str, Any]:
+    """The UI leaves runs out that lack one of the keys, so each set of keys has a chart of its own."""
+    settings = {"selectedParams": list(keys), "selectedMetrics": ["accuracy.val", "accuracy.test"], "showAllRuns": False}
+    names = ", ".join(key.rpartition(".")[2] for key in keys)
+    return {**_card("PARALLEL", f"settings-{'-'.join(keys)}", f"{names} against accuracy"), **settings}
