@@ -91,6 +91,7 @@ class Result:
             "beside": {rule: _null_for_nan(values) for rule, values in last.beside().items()},
             "evaluation_share": self.evaluation_share,
             "wall_seconds": self.wall_seconds,
+            "notes": list(self.notes),
             "config": self.config.values,
         }
 
@@ -262,10 +263,13 @@ def _executor(config: Config, worker: Worker, jobs: int) -> Executor:
 
 
 def affordable_evaluations(work: Work, timeline: Timeline, evaluated: Sequence[int]) -> float:
-    """How many evaluations, the last one by all rules, cost a quarter of the run: a third of its training."""
+    """How many evaluations, the last one by all rules, fit into a quarter of the run: into a third of its training.
+
+    A tenth of that is kept back: counted samples are not quite time.
+    """
     training = len(timeline) * work.local_steps * work.objective.cost * work.batch_size
     common, everything = (evaluation_cost(work.federation, evaluated, list(work.finetune.values())[:k], work.batch_size) for k in (1, None))
-    return 1 + (training / 3 - everything) / common
+    return 1 + (0.9 * training / 3 - everything) / common
 
 
 @contextlib.contextmanager
@@ -305,7 +309,7 @@ def _illustrate(result: Result, federation: Federation, tracker: Tracker) -> Non
     if result.config.tracking.figures:
         from persafl_lit.report.overview import draw_run
 
-        draw_run(result.curves(), result.timeline, result.buffer, result.clients(), staging / "run.png")
+        draw_run(result.config.name, result.curves(), result.timeline, result.buffer, result.clients(), staging / "run.png")
         tracker.file(staging / "run.png", "figures")
     if result.config.tracking.model and isinstance(federation, Samples):
         from persafl_lit.tracking.store import save_model

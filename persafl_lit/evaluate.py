@@ -191,11 +191,12 @@ class Point:
 
     def metrics(self) -> dict[str, float]:
         """Everything under the names of the tracked metrics."""
-        groups = {"accuracy": self.accuracy(), "loss": self.loss()}
-        groups |= {f"{rule}.accuracy": values for rule, values in self.beside().items()}
-        if self.held_out:
-            groups |= {"holdout.accuracy": accuracy_of(self.held_out), "holdout.loss": loss_of(self.held_out)}
-        return {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()} | self.training
+        found: dict[str, float] = {}
+        for whose, scores in (("", self.scores), ("holdout.", self.held_out)):
+            for rule in (None, *scores[0].beside) if scores else ():
+                for kind, values in (("accuracy", accuracy_of(scores, rule)), ("loss", loss_of(scores, rule))):
+                    found |= {f"{whose}{f'{rule}.' if rule else ''}{kind}.{name}": value for name, value in values.items()}
+        return found | self.training
 
     def table(self) -> list[dict[str, float]]:
         return [score.row() for score in self.scores + self.held_out]
@@ -207,28 +208,28 @@ def accuracy_of(scores: Sequence[Scores], rule: str | None = None) -> dict[str, 
     All but `val` and `global` describe test data: `test` is the mean, `weighted` the mean over samples, `worst_decile` the mean
     of the worst tenth of clients, and `gap` how much better the best tenth does.
     """
+    return _over_clients(scores, rule, "accuracy", 1)
+
+
+def loss_of(scores: Sequence[Scores], rule: str | None = None) -> dict[str, float]:
+    """Likewise; the worst tenth of clients has the highest losses."""
+    return _over_clients(scores, rule, "loss", -1)
+
+
+def _over_clients(scores: Sequence[Scores], rule: str | None, kind: str, sign: int) -> dict[str, float]:
     own = [score.own if rule is None else score.beside[rule] for score in scores]
-    test = np.array([measured.test_accuracy for measured in own])
-    ranked, tenth = np.sort(test), max(1, len(test) // 10)
-    worst = float(ranked[:tenth].mean())
+    test = np.array([getattr(measured, f"test_{kind}") for measured in own])
+    ranked, tenth = sign * np.sort(sign * test), max(1, len(test) // 10)
+    worst, best = float(ranked[:tenth].mean()), float(ranked[-tenth:].mean())
     return {
-        "val": float(np.mean([measured.val_accuracy for measured in own])),
+        "val": float(np.mean([getattr(measured, f"val_{kind}") for measured in own])),
         "test": float(test.mean()),
         "std": float(test.std()),
         "worst_decile": worst,
-        "global": float(np.mean([score.shared.test_accuracy for score in scores])),
+        "global": float(np.mean([getattr(score.shared, f"test_{kind}") for score in scores])),
         "weighted": float(np.average(test, weights=[score.samples for score in scores])),
         "median": float(np.median(test)),
-        "gap": float(ranked[-tenth:].mean()) - worst,
-    }
-
-
-def loss_of(scores: Sequence[Scores]) -> dict[str, float]:
-    """Means over clients."""
-    return {
-        "val": float(np.mean([score.own.val_loss for score in scores])),
-        "test": float(np.mean([score.own.test_loss for score in scores])),
-        "global": float(np.mean([score.shared.test_loss for score in scores])),
+        "gap": sign * (best - worst),
     }
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from persafl_lit import compose, run
 from persafl_lit.data import DATASETS, Digits
 from persafl_lit.errors import DivergenceError
-from persafl_lit.evaluate import Measured, Scores, accuracy_of, loss_of
+from persafl_lit.evaluate import Measured, Point, Scores, accuracy_of, loss_of
 from tests import reference
 from tests.quadratics import random_quadratics, save
 
@@ -109,7 +109,19 @@ def test_aggregates_by_hand():
     assert accuracy["median"] == pytest.approx(0.475)
     assert accuracy["weighted"] == pytest.approx((0.05 * sum(range(20)) + 0.95) / 21)
     assert accuracy["gap"] == pytest.approx((0.90 + 0.95) / 2 - (0.0 + 0.05) / 2)
-    assert loss == pytest.approx({"val": 9.5, "test": 19.0, "global": 28.5})
+    middle = {"val": 9.5, "test": 19.0, "global": 28.5, "median": 19.0, "std": 2 * np.std(np.arange(20)), "weighted": (2 * 190 + 38) / 21}
+    assert loss == pytest.approx(middle | {"worst_decile": (36 + 38) / 2, "gap": (36 + 38) / 2 - (0 + 2) / 2}), "a high loss is a bad one"
+
+
+def test_further_rules_and_held_out_clients_are_measured_by_the_same_aggregates():
+    """One client each, so that every mean is its own value."""
+    shared, own, beside = (Measured(0.1 * k, 0.2 * k, 1.0 * k, 2.0 * k) for k in (1, 2, 3))
+    trained, held_out = Scores(0, 5, shared, own, {"prox": beside}), Scores(1, 5, own, shared, {"prox": own})
+    metrics = Point(1.0, 3, (trained,), {"grad_evals": 7}, (held_out,)).metrics()
+    expected = {"accuracy.test": 0.4, "loss.test": 4.0, "prox.accuracy.test": 0.6, "prox.loss.val": 3.0, "accuracy.global": 0.2}
+    expected |= {"holdout.accuracy.test": 0.2, "holdout.loss.global": 4.0, "holdout.prox.accuracy.val": 0.2, "holdout.prox.loss.test": 4.0}
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+    assert len(metrics) == 2 * 2 * 2 * 8 + 1
 
 
 def test_an_evaluation_that_diverges_is_said_not_reported_as_an_accuracy():

@@ -190,6 +190,21 @@ def test_a_sweep_under_way_is_not_begun_a_second_time(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_trial_that_was_killed_and_is_no_longer_in_the_file_does_not_run_for_ever(tmp_path):
+    folder = folder_with_sweep(tmp_path / "shrunk", SWEEP.replace("updates=60", "updates=3000"))
+    first = start(folder)
+    while len(list((folder / "mlruns/checkpoints/kills").glob("*.pt"))) < 2:
+        assert first.poll() is None
+        time.sleep(0.2)
+    first.kill()
+    first.communicate()
+    assert {run.info.status for run in runs(folder)} == {"RUNNING"}
+    (folder / "kills.yaml").write_text(SWEEP.replace("method.beta: [0.8, 1.2]", "method.beta: [1.0]").replace("seeds: [0, 1]", "seeds: [0]"))
+    finish(folder)
+    assert sorted(run.info.status for run in runs(folder)) == ["FINISHED"] * 3 + ["KILLED"] * 2
+
+
+@pytest.mark.slow
 def test_an_adaptive_search_prunes_remembers_and_goes_on(tmp_path):
     text = """name: kills
 overrides: [model=logistic, clients=6, updates=60, local_steps=2, eval.every=1.0, tracking.model=false, tracking.figures=false, checkpoint.every=5]

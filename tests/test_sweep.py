@@ -100,7 +100,7 @@ def test_the_command_refuses_too_and_writes_nothing(tmp_path, capsys):
     for override, message in {
         "method.beta=1": "method.beta is set by the grid (good.yaml:4) and on the command line",
         "tracking.enabled=false": "remove tracking.enabled=false",
-        "etaa=1": "unknown key 'etaa'",
+        "etaa=1": "good.yaml, overrides: unknown key 'etaa'",
     }.items():
         assert main(["sweep", "good.yaml", override]) == 2
         assert message in capsys.readouterr().err
@@ -123,6 +123,17 @@ def test_a_dry_run_lists_the_trials_and_estimates_the_time(capsys, tmp_path):
     assert "12 trials\n" in said
     assert "at a time on this machine; nothing was started" in said
     assert not (tmp_path / "mlruns").exists()
+
+
+def test_a_dry_run_of_an_adaptive_search_does_not_pretend_to_know_its_trials(capsys):
+    Path("learns.yaml").write_text(
+        "grid:\n  - {method: persafl_me, method.lam: {low: 1, high: 50}}\noverrides: [model=logistic, updates=10]\nsearch: {how: adaptive, trials: 3}\n"
+    )
+    assert main(["sweep", "learns.yaml", "clients=5", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "learns: 3 trials in each of 1 blocks, each proposed from what came of those before it" in said
+    assert "lam=" not in said
+    assert "nothing was started" in said
 
 
 @pytest.mark.parametrize("name", sweeps())

@@ -31,6 +31,8 @@ def run(options: argparse.Namespace) -> int:
         atomically(target, lambda file: torch.save(result.state_dict(), file))
     summary = result.summary()
     if options.json:
+        for note in result.notes:
+            print(f"persafl: note: {note}", file=sys.stderr)
         print(json.dumps(summary))
     else:
         _print_result(result, summary)

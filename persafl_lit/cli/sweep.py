@@ -81,10 +81,11 @@ def _dry_run(plan: Plan, lanes: int) -> int:
     from persafl_lit.sweep.board import duration
     from persafl_lit.sweep.trials import first_trials
 
-    if plan.search is not None and plan.search.how == "adaptive":
-        print(f"{plan.name}: {plan.search.trials} trials in each of {len(plan.blocks)} blocks, proposed one after the other")
-    trials = first_trials(plan)
-    for number, trial in enumerate(trials, 1):
+    adaptive = plan.search if plan.search is not None and plan.search.how == "adaptive" else None
+    if adaptive:
+        print(f"{plan.name}: {adaptive.trials} trials in each of {len(plan.blocks)} blocks, each proposed from what came of those before it")
+    trials = first_trials(plan)  # of an adaptive search, as many by chance: enough to time it
+    for number, trial in enumerate(() if adaptive else trials, 1):
         print(f"{number:>4}  {trial.hash}  {trial.name}")
     more = ""
     if plan.two_stages and len(plan.seeds) > 1:

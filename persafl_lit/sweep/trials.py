@@ -80,6 +80,8 @@ def make_trial(plan: Plan, block: Block, setting: Setting, seed: int) -> Trial:
         config.build("schedule", SCHEDULES)
         config.build("delays", DELAYS)
     except PersaflError as error:
+        if any(f"'{key}'" in str(error) for key in plan.overrides):
+            raise ConfigError(f"{plan.source.name}, overrides: {error}") from None
         keys = [key for key in (*block.varied, *block.fixed) if key in str(error)]
         raise ConfigError(f"{plan.place(block, max(keys, key=len) if keys else None)}: {error}") from None
     if not config.tracking.enabled:

@@ -34,7 +34,7 @@ def serve(uri: str | None, host: str, port: int) -> int:
     if store.startswith(SQLITE) and not os.path.exists(store.removeprefix(SQLITE)):
         raise ConfigError(f"there is no store at {store.removeprefix(SQLITE)} yet; `persafl run` or `persafl demo` makes one here")
     _check_free(host, port)
-    address = f"http://{host}:{port}"
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     # One worker and no job runner: a fifth of the memory, and no process stays behind.
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--host", host, "--port", str(port), "--workers", "1"]
