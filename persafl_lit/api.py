@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from persafl_lit.errors import ConfigError, DivergenceError, Interrupted, ModelE
 from persafl_lit.evaluate import FINETUNES, Finetune, Point, accuracy_of, evaluation_cost, loss_of, own_rule
 from persafl_lit.executors import Executor, Processes, Serial, Work, Worker
 from persafl_lit.experiment import Experiment, Observer, evaluated_clients, evaluation_moments
+from persafl_lit.limits import cores
 from persafl_lit.models import MODELS
 from persafl_lit.timeline import Timeline
 
@@ -250,7 +250,7 @@ def work_of(config: Config, federation: Federation, backbone: L.LightningModule)
 
 def _executor(config: Config, worker: Worker, jobs: int) -> Executor:
     """Who trains. More workers than jobs have nothing to do."""
-    lanes = min(config.workers or os.cpu_count() or 1, jobs)
+    lanes = min(config.workers or cores(), jobs)
     if config.executor == "serial":
         return Serial(worker)
     if config.executor == "processes":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -16,6 +15,7 @@ from rich.table import Table
 
 from persafl_lit.config import Config, compose
 from persafl_lit.errors import ConfigError
+from persafl_lit.limits import cores
 
 METHODS = {"fedavg": "FedAvg", "fedasync": "FedAsync", "persafl_maml": "PersA-FL-MAML", "persafl_me": "PersA-FL-ME"}
 
@@ -49,7 +49,7 @@ def _run_all(configs: dict[str, Config], console: Console) -> dict[str, dict[str
         prepare(store_uri(tracking.uri), tracking.experiment)
     done: dict[str, dict[str, Any]] = {}
     spinner = Progress(SpinnerColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True)
-    with ProcessPoolExecutor(min(len(configs), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool, spinner:
+    with ProcessPoolExecutor(min(len(configs), cores()), mp_context=get_context("spawn")) as pool, spinner:
         # The longest first: the Moreau envelope costs ten gradients a step.
         futures: dict[Future[dict[str, Any]], str] = {pool.submit(_one, configs[method]): method for method in reversed(METHODS)}
         task = spinner.add_task("training " + ", ".join(METHODS.values()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from persafl_lit.errors import ConfigError
 
 MOST_CLIENTS = 1_000_000
@@ -24,3 +26,8 @@ MOST_SECONDS = 1_000_000.0
 def at_most(key: str, value: float | None, most: float) -> None:
     if value is not None and not value <= most:
         raise ConfigError(f"{key} must be at most {most:,.12g}; got {value!r}")
+
+
+def cores() -> int:
+    """That this process may use: of a machine shared by a batch system, often not all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -16,7 +16,7 @@ class FlatLoss:
     """f(w; D) of `backbone`, whose trainable parameters become views of one vector, `point`.
 
     Their gradients are gathered in a second vector, so that a step is one vector operation. Weights of
-    2-d convolutions lie in channels_last order, which is faster on CPUs and changes no bit. The order of `point` is that of
+    2-d convolutions lie in channels_last order, which is faster on CPUs (and rounds otherwise than the usual order). The order of `point` is that of
     `backbone.parameters()`; it is part of the checkpoint format.
     """
 

@@ -17,6 +17,7 @@ from persafl_lit import run
 from persafl_lit.errors import ConfigError, DivergenceError, ModelError, WorkerError
 from persafl_lit.executors import Processes, Serial, Task, Worker
 from persafl_lit.executors.executor import WINDOW
+from persafl_lit.limits import cores
 from persafl_lit.objectives import Plain, Scaffold
 from tests.test_client import parts
 from tests.test_resume import METHODS as SAMPLE
@@ -222,3 +223,13 @@ def test_a_ray_cluster_gives_the_same_bits():
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, cwd=os.getcwd())
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"equal {len(METHODS)}\n" in done.stdout
+
+
+def test_no_more_workers_than_the_cores_this_process_may_use():
+    usual = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usual)})
+    try:
+        assert cores() == 1
+    finally:
+        os.sched_setaffinity(0, usual)
+    assert cores() == len(usual)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from persafl_lit.cli.run import stdout_to_stderr, stop_on_signals
 from persafl_lit.errors import ConfigError, PersaflError, closest
+from persafl_lit.limits import cores
 
 if TYPE_CHECKING:
     from persafl_lit.sweep.conduct import Launcher
@@ -29,7 +29,7 @@ def sweep(options: argparse.Namespace) -> int:
     if options.workers is not None and options.workers < 1:
         raise ConfigError(f"--workers must be >= 1; got {options.workers}")
     if options.dry_run:
-        return _dry_run(plan, options.workers or os.cpu_count() or 1)
+        return _dry_run(plan, options.workers or cores())
     with stdout_to_stderr() if options.json else nullcontext(), stop_on_signals("trials under way write checkpoints first") as stop:
         from persafl_lit.sweep.conduct import sweep as conduct
         from persafl_lit.tracking import store_uri
@@ -66,7 +66,7 @@ def _launcher(options: argparse.Namespace, plan: Plan, uri: str) -> Launcher:
         from persafl_lit.sweep.conduct import sweep_folder
         from persafl_lit.sweep.local import Local
 
-        return Local(options.workers or os.cpu_count() or 1, sweep_folder(plan))
+        return Local(options.workers or cores(), sweep_folder(plan))
     try:
         from persafl_lit.sweep.cluster import Cluster
     except ImportError:

@@ -4,7 +4,6 @@ checkpoint where that can be read."""
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from persafl_lit.errors import ConfigError, first_line
 from persafl_lit.executors.cluster import connect
+from persafl_lit.limits import cores
 from persafl_lit.sweep.perform import Message, Order, perform
 
 RETRIES = 5
@@ -76,7 +76,7 @@ class Cluster:
     _desk: Any = None
 
     def begin(self, trials: int) -> None:
-        connect(self.address, self.lanes or os.cpu_count() or 1, "--launcher ray")
+        connect(self.address, self.lanes or cores(), "--launcher ray")
         nodes = [node for node in ray.nodes() if node["Alive"]]
         if len({node["NodeManagerAddress"] for node in nodes}) > 1 and not self.uri.startswith(("http://", "https://")):
             raise ConfigError(
