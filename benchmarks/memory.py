@@ -1,65 +1,71 @@
-"""Memory of several processes that hold one federation: `python -m benchmarks.memory [ROOT]`, for CIFAR-10.
+"""Memory of real runs with 1, 2 and 8 workers: `python -m benchmarks.memory [ROOT]`, for CIFAR-10.
 
-Each process opens the data, moves through every client's batches once, and reports its resident memory (RSS) and its share
-of it (PSS: pages used by k processes count 1/k), against the same process before it opened the data.
+PSS counts a page that k processes share 1/k in each, so the sum over the run's process and its workers is what the machine gives.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import torch
+from benchmarks.soak import children
+from persafl_lit.evaluate import Point
+from persafl_lit.timeline import Job
 
-from persafl_lit.data import Cifar10
-
-
-def _memory() -> dict[str, float]:
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    sizes = {line.split(":")[0]: float(line.split()[1]) / 1024 for line in lines[1:]}
-    return {"rss": sizes["Rss"], "pss": sizes["Pss"]}
+COMMON = ["data=cifar10", "model=logistic", "method=fedasync", "clients=30", "updates=300", "tracking.enabled=false", "checkpoint.every=0"]
 
 
-def _hold(root: str, memory: float, barrier: Any, results: Any) -> None:
-    torch.set_num_threads(1)
-    barrier.wait()
-    before = _memory()
-    federation = Cifar10(root=root, memory=memory).federation(30, 0)
-    for client in range(30):
-        for split in ("train", "val", "test"):
-            for _ in federation.whole(client, split, 256):
-                pass
-    barrier.wait()
-    after = _memory()
-    barrier.wait()
-    results.put({name: after[name] - before[name] for name in after})
+class Watch:
+    """Looks once, late in the run, when every worker has seen most clients' data."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.seen: dict[str, float] = {}
+
+    def on_update(self, index: int, job: Job, staleness: int, loss: float) -> None:
+        if index == self.at:
+            own, workers = _memory("self"), [_memory(str(child)) for child in children()]
+            self.seen = {
+                "all together": own["Pss"] + sum(worker["Pss"] for worker in workers),
+                "the run's process": own["Pss"],
+                "private to one worker": max(worker["Private_Clean"] + worker["Private_Dirty"] for worker in workers),
+            }
+
+    def on_point(self, point: Point) -> None:
+        pass
+
+
+def _memory(process: str) -> dict[str, float]:
+    """Megabytes by kind."""
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:]
+    return {line.split(":")[0]: float(line.split()[1]) / 1024 for line in lines}
 
 
 def measure(root: str, workers: int, memory: float) -> dict[str, float]:
-    """Megabytes that the data adds: resident in one process, and in all processes together with shared pages counted once."""
-    context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(workers), context.Queue()
-    processes = [context.Process(target=_hold, args=(root, memory, barrier, results)) for _ in range(workers)]
-    for process in processes:
-        process.start()
-    seen = [results.get() for _ in processes]
-    for process in processes:
-        process.join()
-    return {"resident in one": max(s["rss"] for s in seen), "all together": sum(s["pss"] for s in seen)}
+    """In a process that does only this."""
+    arguments = [*COMMON, f"data.root={root}", f"data.memory={memory}", f"workers={workers}"]
+    done = subprocess.run([sys.executable, "-m", "benchmarks.memory", "--one", *arguments], capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
 
 
-def main() -> None:
-    root = sys.argv[1] if len(sys.argv) > 1 else "data"
-    figures = {
-        f"{workers} workers, {'normalised once in each' if memory else 'bytes, shared'}": measure(root, workers, memory)
-        for memory in (0.0, 1e4)
-        for workers in ((1, 2, 8) if not memory else (1, 2))
-    }
+def main(arguments: list[str]) -> None:
+    if arguments[:1] == ["--one"]:
+        from persafl_lit import run
+
+        watch = Watch(280)
+        run(arguments[1:], observers=[watch])
+        print(json.dumps({what: round(megabytes) for what, megabytes in watch.seen.items()}))
+        return
+    root = arguments[0] if arguments else "data"
+    figures: dict[str, Any] = {}
+    for workers in (1, 2, 8):
+        figures[f"{workers} workers, bytes"] = measure(root, workers, 0.0)
+        figures[f"{workers} workers, normalised once"] = measure(root, workers, 1e4)
     print(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

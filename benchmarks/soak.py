@@ -35,7 +35,7 @@ class Watch:
     def on_update(self, index: int, job: Job, staleness: int, loss: float) -> None:
         if index % self.every == 0:
             own = os.getpid()
-            workers = sum(_megabytes(child) for child in _children(own))
+            workers = sum(_megabytes(child) for child in children())
             self.samples.append((index, _megabytes(own), workers, len(os.listdir(f"/proc/{own}/fd"))))
 
     def on_point(self, point: Point) -> None:
@@ -50,8 +50,9 @@ def _megabytes(pid: int) -> float:
     return 0.0
 
 
-def _children(pid: int) -> list[int]:
-    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+def children() -> list[int]:
+    """The processes that this one has started."""
+    return [int(child) for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()]
 
 
 def _slope(updates: np.ndarray, megabytes: np.ndarray) -> float:

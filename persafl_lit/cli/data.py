@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
+import io
+import os
+import signal
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from persafl_lit import __version__
 from persafl_lit.cli.files import atomically, picture, picture_format
-from persafl_lit.errors import ConfigError, closest
+from persafl_lit.errors import ConfigError, Interrupted, closest
+
+if TYPE_CHECKING:
+    from persafl_lit.data.partition import Shares
+
+PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 
 
 def data(options: argparse.Namespace) -> int:
+    with _on_signals(_interrupt):
+        return _data(options)
+
+
+def _data(options: argparse.Namespace) -> int:
     from persafl_lit.config import choices, compose
 
     if options.name not in choices("data") or options.name == "quadratic":
@@ -17,22 +37,21 @@ def data(options: argparse.Namespace) -> int:
     config = compose([*options.overrides, f"data={options.name}"])
     png = picture(options.png or f"{options.name}.png")
     assert png is not None
-    from persafl_lit.data import DATASETS
-    from persafl_lit.report.labels import draw_labels
+    from persafl_lit.data import DEALT
+    from persafl_lit.data.partition import trained
 
-    settings = config.build("data", DATASETS)
+    settings = config.build("data", DEALT)
     origin = _prepare(options.name, settings.root) if "root" in config.data else "embedded in scikit-learn"
-    federation = settings.federation(config.clients, config.seed)
-    federation.trained()
-    counts, sizes = federation.label_counts(), federation.sizes()
-    print(f"{options.name}: {origin}; {len(federation.labels)} images of {'x'.join(map(str, federation.shape))}, checked")
-    print("samples per class: " + ", ".join(f"{kind}: {count}" for kind, count in enumerate(federation.labels.bincount().tolist())))
-    print(f"{federation.clients} clients hold {sizes.sum(axis=1).min()} to {sizes.sum(axis=1).max()} samples each", end="")
-    print(f" ({', '.join(f'{name} {total}' for name, total in zip(('train', 'val', 'test'), sizes.sum(axis=0), strict=True))})")
-    for note in federation.notes:
+    shares = settings.shares(settings.read_labels(), config.clients, config.seed)
+    trained(len(shares.parts), shares.holdout)
+    per_client, per_split = shares.sizes().sum(axis=1), shares.sizes().sum(axis=0)
+    print(f"{options.name}: {origin}; {len(shares.labels)} images of {'x'.join(map(str, settings.shape))}, checked")
+    print("samples per class: " + ", ".join(f"{kind}: {count}" for kind, count in enumerate(shares.class_sizes().tolist())))
+    print(f"{len(shares.parts)} clients hold {per_client.min()} to {per_client.max()} samples each", end="")
+    print(f" ({', '.join(f'{name} {total}' for name, total in zip(('train', 'val', 'test'), per_split, strict=True))})")
+    for note in shares.notes:
         print(f"note: {note}")
-    title = f"{options.name}: {config.data['partition']}, seed {config.seed}"
-    atomically(png, lambda file: draw_labels(counts, title, file, federation.holdout, picture_format(png)))
+    _draw(shares, f"{options.name}: {config.data['partition']}, seed {config.seed}", png)
     print(f"who holds what: {png}")
     return 0
 
@@ -44,8 +63,67 @@ def _prepare(name: str, root: str) -> str:
     from persafl_lit.data.sources import prepare
 
     console = Console(stderr=True, highlight=False)
-    with console.status(f"{name}: looking in {root}") as status:
-        return prepare(name, root, say=console.print, tick=lambda size: status.update(f"{name}: {size / 1e6:.0f} MB"))
+    asked = False
+
+    def ask() -> None:
+        nonlocal asked
+        asked = True
+
+    def tick(size: int) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        status.update(f"{name}: {size / 1e6:.0f} MB")
+
+    # A signal is heeded at the next tick, not at once: the client is ended and the temporary folder removed without disturbance.
+    with console.status(f"{name}: looking in {root}") as status, _on_signals(ask):
+        try:
+            origin = prepare(name, root, say=console.print, tick=tick)
+        except KeyboardInterrupt:
+            raise Interrupted(f"{name}: stopped before all of it was there; nothing of it is left in data.root={root}") from None
+    if asked:
+        raise KeyboardInterrupt
+    return origin
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _on_signals(act: Callable[[], None]) -> Iterator[None]:
+    """Act on SIGINT and SIGTERM, and on SIGHUP unless it is ignored, as nohup has it."""
+    numbers = [signal.SIGINT, signal.SIGTERM, *([] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP])]
+    before = {number: signal.signal(number, lambda *_: act()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _draw(shares: Shares, title: str, path: Path) -> None:
+    """Draw who holds what, unless this very picture is there: a PNG ends with a digest of what it shows."""
+    counts, format = shares.label_counts(), picture_format(path)
+    shown = f"{__version__}, {title}, {shares.holdout}, {counts.tolist()}"
+    text = b"tEXtpersafl\0" + hashlib.sha256(shown.encode()).hexdigest().encode()
+    end = (len(text) - 4).to_bytes(4, "big") + text + zlib.crc32(text).to_bytes(4, "big") + PNG_END
+    if format == "png" and _ends_with(path, end):
+        return
+    from persafl_lit.report.labels import draw_labels
+
+    drawn = io.BytesIO()
+    draw_labels(counts, title, drawn, shares.holdout, format)
+    content = drawn.getvalue()
+    atomically(path, lambda file: file.write(content.removesuffix(PNG_END) + end if format == "png" else content))
+
+
+def _ends_with(path: Path, end: bytes) -> bool:
+    with contextlib.suppress(OSError):  # it is shorter, or not to be read
+        if path.is_file():
+            with open(path, "rb") as file:
+                file.seek(-len(end), os.SEEK_END)
+                return file.read() == end
+    return False
 
 
 def listing(options: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ def report(options: argparse.Namespace) -> int:
     levels = _levels(options.levels or ())
     store: Store = open_store(store_uri(options.uri))
     try:
-        found, planned = store.records(options.target), store.planned(options.target)
+        found = store.records(options.target)
     except PersaflError:
         raise
     except Exception as error:  # what a store holds may be damaged in any way
@@ -33,7 +33,7 @@ def report(options: argparse.Namespace) -> int:
     folder = Path(options.out or Path("reports") / folder_name(options.target))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        files = write_report(records, options.target, folder, levels, planned)
+        files = write_report(records, options.target, folder, levels)
     except OSError as error:
         raise ConfigError(f"cannot write the report to {shown(str(folder))}: {error.strerror}; choose another --out") from None
     store.keep_report(options.target, folder)

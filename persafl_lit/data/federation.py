@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from persafl_lit.data import partition
+from persafl_lit.data.partition import Shares
 from persafl_lit.data.pixels import Pixels
-from persafl_lit.errors import ConfigError
 from persafl_lit.streams import rng
 
 Split = Literal["train", "val", "test"]
@@ -60,9 +61,7 @@ class Federation(ABC):
 
     def trained(self) -> int:
         """How many clients train; at least one must."""
-        if not 0 <= self.holdout < self.clients:
-            raise ConfigError(f"data.holdout_clients must lie between 0 and clients - 1 = {self.clients - 1}; got {self.holdout}")
-        return self.clients - self.holdout
+        return partition.trained(self.clients, self.holdout)
 
     @abstractmethod
     def digest(self) -> str:
@@ -115,11 +114,6 @@ class Samples(Federation):
     def to(self, device: torch.device, dtype: torch.dtype) -> Samples:
         return replace(self, inputs=self.inputs.to(device, dtype), labels=self.labels.to(device))
 
-    def label_counts(self) -> np.ndarray:
-        """Samples per client and class, all splits together."""
-        held = [torch.cat([part[split] for split in SPLITS]) for part in self.parts]
-        return np.stack([torch.bincount(self.labels[indices], minlength=self.classes).numpy() for indices in held])
-
     def count(self, client: int, split: Split) -> int:
         return len(self.parts[client][split])
 
@@ -132,3 +126,12 @@ class Samples(Federation):
             for split in SPLITS:
                 seen.update(part[split].numpy().tobytes())
         return seen.hexdigest()
+
+
+def dealt(inputs: Tensor | Pixels, shares: Shares, fingerprint: str | None = None) -> Samples:
+    """A federation from samples and who holds them."""
+    parts = [{name: torch.from_numpy(piece) for name, piece in zip(SPLITS, pieces, strict=True)} for pieces in shares.parts]
+    if fingerprint is None:
+        assert isinstance(inputs, Tensor)
+        fingerprint = hashlib.sha256(inputs.numpy().tobytes()).hexdigest()
+    return Samples(inputs, torch.from_numpy(shares.labels), shares.classes, parts, fingerprint, shares.holdout, shares.notes)

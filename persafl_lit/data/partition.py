@@ -6,14 +6,21 @@ and test, class by class, so that all three follow the client's own distribution
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from persafl_lit.errors import ConfigError, DataError, closest, shown
 from persafl_lit.streams import rng
 
+if TYPE_CHECKING:
+    from persafl_lit.data.federation import Samples
+
 Parts = list[np.ndarray]
+Pieces = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""A client's samples: train, val and test."""
 ATTEMPTS = 200
 SMALLEST = 3  # a sample each to train, validate and test
 
@@ -118,7 +125,7 @@ def iid(labels: np.ndarray, clients: int, settings: Partition, seed: int) -> Par
 PARTITIONS = {"classes": by_classes, "dirichlet": dirichlet, "iid": iid}
 
 
-def split(part: np.ndarray, labels: np.ndarray, settings: Partition, client: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def split(part: np.ndarray, labels: np.ndarray, settings: Partition, client: int, seed: int) -> Pieces:
     """Train, validation and test indices of one client, class by class in the same proportions, none of them empty.
 
     Samples are shuffled within their class, put in the order of their quantile there, and cut: that keeps the class shares
@@ -141,3 +148,71 @@ def _cut(samples: np.ndarray, weights: np.ndarray, least: int = 1) -> Parts:
     spare = len(samples) - least * len(weights)
     extra = np.diff(np.rint(np.cumsum(weights) / np.sum(weights) * spare).astype(int), prepend=0)
     return np.split(samples, np.cumsum(extra + least)[:-1])
+
+
+# -- who holds what ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Who holds what: indices of samples per client and split, and what follows from labels alone."""
+
+    labels: np.ndarray
+    parts: list[Pieces]
+    holdout: int = 0
+
+    @property
+    def classes(self) -> int:
+        return int(self.labels.max()) + 1
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What no client holds is said, not lost silently."""
+        left = len(self.labels) - int(self.sizes().sum())
+        return (f"{left} of {len(self.labels)} samples belong to classes that no client holds",) if left else ()
+
+    def sizes(self) -> np.ndarray:
+        """Samples per client and split."""
+        return np.array([[len(piece) for piece in pieces] for pieces in self.parts])
+
+    def class_sizes(self) -> np.ndarray:
+        """Samples per class, whoever holds them."""
+        return np.bincount(self.labels, minlength=self.classes)
+
+    def label_counts(self) -> np.ndarray:
+        """Samples per client and class, all splits together."""
+        return np.stack([np.bincount(self.labels[np.concatenate(pieces)], minlength=self.classes) for pieces in self.parts])
+
+
+@dataclass(frozen=True)
+class Partitioned(Partition, ABC):
+    """A data set that is dealt to clients; the last `holdout_clients` of them never train and are only evaluated."""
+
+    holdout_clients: int = 0
+
+    shape: ClassVar[tuple[int, ...]]
+    """Of a sample."""
+
+    @abstractmethod
+    def read_labels(self) -> np.ndarray:
+        """The labels of all samples, without the samples."""
+
+    @abstractmethod
+    def federation(self, clients: int | None, seed: int) -> Samples:
+        """The samples, dealt."""
+
+    def shares(self, labels: np.ndarray, clients: int | None, seed: int) -> Shares:
+        """Who holds what when `clients` were asked for."""
+        parts = self.deal(labels, self.count(clients), seed)
+        return Shares(labels, [split(part, labels, self, client, seed) for client, part in enumerate(parts)], self.holdout_clients)
+
+    def count(self, clients: int | None) -> int:
+        """How many clients there are when `clients` were asked for."""
+        return 30 if clients is None else clients
+
+
+def trained(clients: int, holdout: int) -> int:
+    """How many clients train; at least one must."""
+    if not 0 <= holdout < clients:
+        raise ConfigError(f"data.holdout_clients must lie between 0 and clients - 1 = {clients - 1}; got {holdout}")
+    return clients - holdout

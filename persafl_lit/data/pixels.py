@@ -52,17 +52,14 @@ class Pixels:
         return self[torch.arange(self.shape[0], device=self.device)]
 
 
-def read_idx(paths: Sequence[Path]) -> tuple[tuple[Tensor, ...], np.ndarray]:
+def read_idx(paths: Sequence[Path]) -> tuple[Tensor, ...]:
     """MNIST's format, four verified files: images and labels for training, then for testing."""
-    images = tuple(_mapped(path, 16).view(-1, 1, 28, 28) for path in paths[::2])
-    return images, np.concatenate([_mapped(path, 8).numpy() for path in paths[1::2]]).astype(np.int64)
+    return tuple(_mapped(path, 16).view(-1, 1, 28, 28) for path in paths[::2])
 
 
-def read_cifar(paths: Sequence[Path]) -> tuple[tuple[Tensor, ...], np.ndarray]:
+def read_cifar(paths: Sequence[Path]) -> tuple[Tensor, ...]:
     """CIFAR-10's binary format, verified files: records of a label byte and three planes of 32x32 bytes."""
-    records = [_mapped(path, 0).view(-1, 3073) for path in paths]
-    images = tuple(record[:, 1:].unflatten(1, (3, 32, 32)) for record in records)
-    return images, torch.cat([record[:, 0] for record in records]).numpy().astype(np.int64)
+    return tuple(_mapped(path, 0).view(-1, 3073)[:, 1:].unflatten(1, (3, 32, 32)) for path in paths)
 
 
 def _mapped(path: Path, offset: int) -> Tensor:

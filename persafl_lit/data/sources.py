@@ -1,12 +1,14 @@
 """Where real data sets come from: files already there, torchvision, or a package registry; verified before use.
 
 Files are only ever written to a temporary folder, checked against their checksums there, and moved into place one by one; and
-they are checked again whenever they are read. So a kill, a full disk or a tampered file leaves nothing that would be used.
+they are checked again whenever they are read. So a kill, a full disk or a tampered file leaves nothing that would be used. A
+temporary folder that a kill leaves behind is removed by the next call.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gzip
 import hashlib
 import json
@@ -28,10 +30,12 @@ import numpy as np
 from persafl_lit.errors import DataError, first_line, shown
 
 PATIENCE = 20.0
-"""Seconds without a new byte after which a source is given up."""
+"""Seconds without a new byte after which a client is given up."""
+LIMIT = 600.0
+"""Seconds after which a client is given up, however steadily its bytes trickle."""
 Say = Callable[[str], None]
 Tick = Callable[[int], None]
-"""Called with the number of bytes that have come so far."""
+"""Called ten times a second with the number of bytes that have come so far; a KeyboardInterrupt from it ends the client."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,7 @@ def prepare(name: str, root: str, say: Say = print, tick: Tick = lambda size: No
     folder = Path(root) / images.folder
     try:
         verify(images, folder)
+        _tidy(images, Path(root))
         return f"already in {folder}"
     except Missing:
         pass
@@ -189,13 +194,14 @@ def prepare(name: str, root: str, say: Say = print, tick: Tick = lambda size: No
         Path(root).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"cannot make the folder data.root={shown(root)}: {error.strerror}") from None
+    beside = _beside(folder)
     for origin, fetch in _sources(images, Path(root), tick):
         say(f"{images.name}: trying {origin}")
-        with tempfile.TemporaryDirectory(prefix=f".{images.name}-", dir=root) as temporary:
-            made = Path(temporary) / "made"
+        with _temporary(images, beside) as temporary:
+            made = temporary / "made"
             made.mkdir()
             try:
-                fetch(Path(temporary), made)
+                fetch(temporary, made)
                 verify(images, made)
             except Exception as error:  # a damaged archive or picture can raise anything; then the next source is tried
                 failures.append(f"{origin}: {first_line(error)}")
@@ -205,8 +211,54 @@ def prepare(name: str, root: str, say: Say = print, tick: Tick = lambda size: No
             for file in images.files:
                 os.replace(made / file, folder / file)
         verify(images, folder)
+        _tidy(images, Path(root))
         return f"from {origin}, now in {folder}"
     raise DataError(f"{_how_to_get(images, folder)} (tried {'; '.join(failures)})")
+
+
+def _beside(folder: Path) -> Path:
+    """Where to work so that files can be renamed into `folder`: the nearest folder that is there, and so on the same file system
+    even if a link or a mount leads to another one."""
+    place = folder
+    while not place.exists():
+        if place.is_symlink():
+            raise DataError(f"{place} is a link to {os.readlink(place)}, which is not there; make that folder or remove the link")
+        place = place.parent
+    return place
+
+
+@contextlib.contextmanager
+def _temporary(images: ImageSet, beside: Path) -> Iterator[Path]:
+    """A folder for the time of the block, locked as long as this process lives; absolute, since clients run in it."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{images.name}-", dir=beside.absolute()))
+    except OSError as error:
+        raise DataError(f"cannot write in {beside}: {error.strerror}") from None
+    lock = -1
+    try:
+        lock = os.open(folder, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # a file system without locks: then `_tidy` cannot lock it, either, and lets it be
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
+
+
+def _tidy(images: ImageSet, root: Path) -> None:
+    """Remove temporary folders that no living process works in: a kill has left them."""
+    target = root / images.folder
+    for place in {root, target.parent, target}:
+        for folder in place.glob(f".{images.name}-????????"):
+            with contextlib.suppress(OSError):
+                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if (folder / "made").is_dir() or not any(folder.iterdir()):  # else somebody else's with such a name
+                        shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(lock)
 
 
 def _sources(images: ImageSet, root: Path, tick: Tick) -> Iterator[tuple[str, Callable[[Path, Path], None]]]:
@@ -261,20 +313,24 @@ def _debian(images: ImageSet, package: str, temporary: Path, made: Path, tick: T
 
 
 def _run(command: list[str], folder: Path, tick: Tick) -> None:
-    """Run a client in `folder`; give it up when nothing new has appeared there for a while: a network that hangs must not hang us."""
+    """Run a client in `folder`; give it up when nothing new has appeared there for a while, or when it takes too long in all: a
+    network that hangs or trickles must not hang us."""
     if shutil.which(command[0]) is None:
         raise DataError(f"{command[0]} is not installed")
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=said, stdin=subprocess.DEVNULL, start_new_session=True)
-        size, since = -1, time.monotonic()
+        size, start = -1, time.monotonic()
+        since = start
         try:
             while process.poll() is None:
                 now = _size(folder)
                 if now != size:
                     size, since = now, time.monotonic()
-                    tick(size)
+                tick(size)
                 if time.monotonic() - since > PATIENCE:
                     raise DataError(f"nothing came for {PATIENCE:.0f} s")
+                if time.monotonic() - start > LIMIT:
+                    raise DataError(f"not all had come after {LIMIT:.0f} s, only {size / 1e6:.1f} MB")
                 time.sleep(0.1)
         finally:
             if process.poll() is None:

@@ -12,13 +12,10 @@ if TYPE_CHECKING:
 __all__ = ["write_report"]
 
 
-def write_report(
-    records: Sequence[Record], title: str, folder: Path, levels: Sequence[float] = (), planned: int | None = None
-) -> list[Path]:
+def write_report(records: Sequence[Record], title: str, folder: Path, levels: Sequence[float] = ()) -> list[Path]:
     """Write report.html, report.md, the CSV tables and the figures (PNG, SVG) into `folder`; gives their paths.
 
-    Whatever the records lack, the report says so. `levels` are the scores whose times are compared (the report chooses
-    some if there are none), `planned` is how many trials the sweep has, if the records are of one.
+    Whatever the records lack, the report says so. `levels` are the scores whose times are compared; without any it chooses some.
     """
     from persafl_lit.report.content import content_of
     from persafl_lit.report.figures import draw_chart, draw_schedules
@@ -26,7 +23,7 @@ def write_report(
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    content = content_of(records, title, levels, planned)
+    content = content_of(records, title, levels)
     figures: list[Path] = []
     schedules: dict[str, tuple[Path, str]] = {}
     for part in content.parts:

@@ -108,7 +108,8 @@ def staleness_bars(task: Task) -> Chart:
         notes = tuple(f"{label}\nstaleness {text}" for text in told)
         series.append(Series(label, (starts + (width - 1) / 2).tolist(), padded.tolist(), style_of(methods[0]), notes))
     caption = "Model versions between download and upload, over the runs of the chosen settings."
-    caption += " Methods with the same staleness share bars, in the colour of the first of them." if any(len(found) > 1 for found in alike.values()) else ""
+    shared = any(len(methods) > 1 for methods in alike.values())
+    caption += " Methods with the same staleness share bars, in the colour of the first of them." if shared else ""
     caption += f" Each bar covers {width} values." if width > 1 else ""
     caption += f" Without bars, because every update has staleness 0: {', '.join(never)}." if never else ""
     return Chart("staleness", "Staleness", caption, "staleness (model versions)", "share of updates", tuple(series), kind="bars", bar_width=width)

@@ -48,8 +48,8 @@ class Content:
     """CSV files by name."""
 
 
-def content_of(records: Sequence[Record], title: str, levels: Sequence[float] = (), planned: int | None = None) -> Content:
-    """`levels` are the scores whose times are asked for, `planned` how many trials the sweep is to have."""
+def content_of(records: Sequence[Record], title: str, levels: Sequence[float] = ()) -> Content:
+    """`levels` are the scores whose times are asked for."""
     tasks = tasks_of(records, levels)
     _check_levels(tasks, levels)
     names = _task_names(tasks)
@@ -60,7 +60,7 @@ def content_of(records: Sequence[Record], title: str, levels: Sequence[float] = 
     run_rows = [row for task, name in zip(tasks, names, strict=True) for row in rows.run_rows(task.records, task, name)]
     run_rows += rows.run_rows(strangers, None, "")
     files = _csv_files(tasks, names, run_rows)
-    return Content(title, _lead(records, tasks, planned), parts, rows.run_table(run_rows), missing(records, tasks), _words(parts), files)
+    return Content(title, _lead(records, tasks), parts, rows.run_table(run_rows), missing(records, tasks), _words(parts), files)
 
 
 def _check_levels(tasks: Sequence[Task], levels: Sequence[float]) -> None:
@@ -117,10 +117,10 @@ def _across(tasks: Sequence[Task]) -> list[Part]:
     return [Part(f"Across {key}", "", None, [(file_stem(chart.name), chart)], None, [])]
 
 
-def _lead(records: Sequence[Record], tasks: Sequence[Task], planned: int | None) -> list[str]:
-    lead = [_progress(records, planned)]
+def _lead(records: Sequence[Record], tasks: Sequence[Task]) -> list[str]:
     if not records:
-        return [*lead, "There are no runs in this report."] if planned else ["There are no runs in this report."]
+        return ["There are no runs in this report."]
+    lead = [_progress(records)]
     if not tasks:
         return [*lead, "None of them says which method it ran, so there is nothing to compare."]
     if len(tasks) == 1:
@@ -129,16 +129,16 @@ def _lead(records: Sequence[Record], tasks: Sequence[Task], planned: int | None)
     return [*lead, f"They answer {len(tasks)} different tasks, which are compared separately; the tasks differ in {keys}."]
 
 
-def _progress(records: Sequence[Record], planned: int | None) -> str:
-    """How far the runs are; of a sweep, also of what it has not begun."""
-    finished = sum(record.status == "FINISHED" for record in records)
+def _progress(records: Sequence[Record]) -> str:
+    """How many runs finished; of a sweep, of all that it has, also those that it has not begun."""
+    finished, planned = sum(record.status == "FINISHED" for record in records), records[0].planned
     if planned is None or planned < len(records) or finished == planned:  # its second stage is planned only when the first is done
         return f"{finished} of {len(records)} runs finished."
     text = f"{finished} of {planned} planned trials finished"
-    ended = sum(record.status in ("FINISHED", "FAILED") for record in records)
-    if ended < planned:
+    failed, pruned = (sum(found) for found in ((record.status == "FAILED" for record in records), (record.pruned for record in records)))
+    if finished + failed + pruned < planned:
         return f"{text}; the sweep is still running or was interrupted."
-    return f"{text}, the others failed."
+    return f"{text}; {failed} failed, {pruned} pruned." if pruned else f"{text}; {failed} failed."
 
 
 def _csv_files(tasks: Sequence[Task], names: Sequence[str], run_rows: Sequence[dict[str, Any]]) -> dict[str, str]:

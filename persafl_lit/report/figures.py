@@ -126,7 +126,8 @@ def _panels(plt: Any, chart: Chart) -> Figure:
         rows, columns, figsize=(max(4.8, 2.4 * columns), 0.6 + 2.3 * rows), squeeze=False, sharex=True, sharey=True, layout="constrained"
     )
     for axes, series in zip(grid.flat, chart.series, strict=False):
-        axes.scatter(series.x, series.y, s=16, alpha=0.7, facecolors="none", edgecolors=series.style.colour, marker=series.style.marker, linewidths=0.9)
+        look: dict[str, Any] = {"facecolors": "none", "edgecolors": series.style.colour, "marker": series.style.marker, "linewidths": 0.9}
+        axes.scatter(series.x, series.y, s=16, alpha=0.7, **look)
         axes.set_title(_plain(series.label), fontsize=9)
         axes.tick_params(labelbottom=True)
     for axes in list(grid.flat)[len(chart.series) :]:

@@ -37,6 +37,10 @@ td.long { white-space: normal; min-width: 11rem; overflow-wrap: break-word; }
 th { background: #f6f6f6; font-weight: 600; white-space: normal; vertical-align: bottom; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 tbody tr:last-child td { border-bottom: 0; }
+/* The method stays in sight while the rest of a table scrolls under it. */
+th:first-child, td:first-child { position: sticky; left: 0; z-index: 1; max-width: 9rem; white-space: normal; overflow-wrap: anywhere;
+  box-shadow: inset -1px 0 #ddd; }
+td:first-child { background: #fff; min-width: 6.5rem; }
 ul { padding-left: 1.2rem; max-width: 60rem; }
 li { margin: .3rem 0; }
 @media (max-width: 600px) {

@@ -28,6 +28,10 @@ class Record:
     bytes_communicated: float | None = None
     select: str | None = None
     """The metric by which the run's sweep chooses settings: accuracy.val or loss.val."""
+    pruned: bool = False
+    """Stopped by its sweep on purpose: KILLED, but not interrupted."""
+    planned: int | None = None
+    """How many trials its sweep has, as far as known, if the whole sweep was asked for."""
 
     @property
     def method(self) -> str:

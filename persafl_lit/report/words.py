@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from persafl_lit.report.aggregate import (
     LOSS,
+    SELECTABLE,
     UNKNOWN,
     Task,
     Trial,
@@ -54,7 +55,9 @@ def method_words(task: Task) -> list[str]:
     if task.unselected:
         words.append(f"Not chosen: {', '.join(task.unselected)} tried several settings but have no validation score; the first setting is shown.")
     if measure is LOSS:
-        words.append("There is no accuracy to select on here (no classes or no validation accuracy), so loss.test is shown and loss.val selected on.")
+        words.append(
+            f"There is no accuracy to go by here (no classes, or no validation accuracy): loss.test is shown, {task.select.val} selected on."
+        )
     runs = [record for trials in task.trials.values() for trial in trials for record in trial.runs]
     if all(final(record, task.select.val) == final(record, task.select.test) for record in runs):
         words.append("Validation and test scores are equal in every run, so here the choice has in effect seen the test score.")
@@ -79,7 +82,8 @@ def _choice_words(task: Task) -> list[str]:
     if len(wanted) > 1:
         words.append(f"These runs are of sweeps that choose by different metrics ({', '.join(wanted)}); here {task.select.val} decides.")
     elif wanted and wanted[0] != task.select.val:
-        words.append(f"The sweep chooses by {wanted[0]}, which not every finished run has; here {task.select.val} decides.")
+        why = "not every finished run has" if wanted[0] in SELECTABLE else "is no validation score"
+        words.append(f"The sweep chooses by {wanted[0]}, which {why}; here {task.select.val} decides.")
     staged: dict[str, list[str]] = {}
     for method, trials in task.trials.items():
         if any(trial.seeds != trials[0].seeds for trial in trials):
@@ -91,13 +95,13 @@ def _seed_words(trials: Sequence[Trial]) -> str:
     """Which seeds decided, where settings have different ones."""
     chosen, common = best(trials), common_seeds(trials)
     rivals = [trial for trial in trials if trial is not chosen]
-    first = best(on_common_seeds(trials)).setting == chosen.setting
-    if common and first and all(trial.begun < chosen.begun for trial in rivals):
-        later = [seed for seed in chosen.seeds if seed not in common]
+    first = best(on_common_seeds(trials)).setting
+    later = [seed for seed in chosen.seeds if seed not in common]
+    if common and later and first == chosen.setting and all(trial.begun < chosen.begun for trial in rivals):
         return f"the setting was chosen on {seeds_text(common)}, which all settings have, and then run on {seeds_text(later)} too."
     text = f"only settings with the most finished seeds ({len(chosen.runs)}) compete, each with the mean over its own."
-    if common and not first:
-        text += f" On {seeds_text(common)} alone, which all settings have, another would be chosen: {setting_text(best(on_common_seeds(trials)).setting)}."
+    if common and first != chosen.setting:
+        text += f" On {seeds_text(common)} alone, which all settings have, another would be chosen: {setting_text(first)}."
     return text
 
 
@@ -154,6 +158,8 @@ def missing(records: Sequence[Record], tasks: Sequence[Task]) -> Table:
 def _reason(record: Record, task: Task | None) -> str:
     if record.error:
         return record.error
+    if record.pruned:
+        return "pruned: its sweep stopped it because others did better"
     if task is None:
         return f"its config does not name a method {UNKNOWN}"
     reasons = {"RUNNING": "still running", "KILLED": "interrupted; can be resumed", "FAILED": "failed without a recorded error"}

@@ -13,8 +13,8 @@ from persafl_lit.timeline.jobs import Timeline
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours: distinct for every kind of colour vision.
-COLOURS = {"download": "#56B4E9", "compute": "#E69F00", "upload": "#009E73", "idle": "#EEEEEE", "server update": "#000000"}
+# Teal and brown: distinct for every kind of colour vision, and none of them the colour of a method in a report.
+COLOURS = {"download": "#80CDC1", "compute": "#01665E", "upload": "#BF812D", "idle": "#F0F0F0", "server update": "#222222"}
 MOST_ROWS = 60
 
 
@@ -35,10 +35,10 @@ def draw(panels: Sequence[tuple[str, Timeline, int]], path: str | os.PathLike[st
         _chart(chart, timeline, buffer, local_steps)
         chart.set_title(title)
         times, active = timeline.concurrency()
-        share.step(np.append(times, timeline.horizon), np.append(active, active[-1]), where="post", color="#0072B2", linewidth=1.2)
+        share.step(np.append(times, timeline.horizon), np.append(active, active[-1]), where="post", color="#222222", linewidth=1.2)
         mean = timeline.mean_concurrency()
-        share.axhline(mean, color="#D55E00", linestyle="--", linewidth=1)
-        share.annotate(f"mean {mean:.2f}", (0.99, 0.08 if mean > 0.5 else 0.8), xycoords="axes fraction", ha="right", color="#D55E00")
+        share.axhline(mean, color="#777777", linestyle="--", linewidth=1)
+        share.annotate(f"mean {mean:.2f}", (0.99, 0.08 if mean > 0.5 else 0.8), xycoords="axes fraction", ha="right", color="#777777")
         share.set(xlabel="simulated time", ylim=(0, 1.05), xlim=(0, end))
     axes[0, 0].set_ylabel("client")
     axes[1, 0].set_ylabel("active share")

@@ -115,10 +115,11 @@ class Store:
 
     def records(self, target: str) -> list[Record]:
         """The runs that `target` names: a run, a sweep, or an experiment; oldest first."""
-        return [self._record(run) for run in reversed(self._find(target))]
+        planned = self._planned(target)
+        return [self._record(run, planned) for run in reversed(self._find(target))]
 
-    def planned(self, target: str) -> int | None:
-        """How many trials the sweep that `target` names is to have, as far as known; None for anything else."""
+    def _planned(self, target: str) -> int | None:
+        """How many trials the sweep that `target` names has, as far as known; None for anything else."""
         from persafl_lit.tracking.family import PLANNED  # which is built on this file
 
         counts = [run.data.tags.get(PLANNED, "") for run in self._sweeps(target)]
@@ -171,10 +172,10 @@ class Store:
             if not token:
                 return found
 
-    def _record(self, run: Run) -> Record:
-        from persafl_lit.tracking.family import SELECT  # which is built on this file
+    def _record(self, run: Run, planned: int | None) -> Record:
+        from persafl_lit.tracking.family import PRUNED, SELECT  # which is built on this file
 
-        run_id, config = run.info.run_id, {key: _value(text) for key, text in run.data.params.items()}
+        run_id, tags, config = run.info.run_id, run.data.tags, {key: _value(text) for key, text in run.data.params.items()}
         results = json.loads(self.text(run_id, "results.json") or "{}")
         timeline = None
         with contextlib.suppress(Exception):  # whatever is wrong with it, a report does without
@@ -185,13 +186,15 @@ class Store:
             run_id,
             run.info.status,
             config,
-            run.data.tags.get("persafl.error") or None,
+            tags.get("persafl.error") or None,
             summary,
             results.get("curves") or self._curves(run),
             results.get("clients") or [],
             timeline,
             (summary or {}).get("bytes_communicated"),
-            run.data.tags.get(SELECT) or None,
+            tags.get(SELECT) or None,
+            PRUNED in tags,
+            planned,
         )
 
     def _curves(self, run: Run) -> dict[str, list[float]]:

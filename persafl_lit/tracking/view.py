@@ -48,7 +48,11 @@ def _view(varied: Sequence[Sequence[str]]) -> dict[str, Any]:
     return {
         "selectedColumns": [f"params.`{name}`" for name in columns] + [f"metrics.`{name}`" for name in METRICS],
         # The best first; in the order of time the UI would fold a sweep's trials away under their parent.
-        **{"orderByKey": "metrics.`accuracy.val`", "orderByAsc": False, "searchFilter": "", "startTime": "ALL", "lifecycleFilter": "Active"},
+        "orderByKey": "metrics.`accuracy.val`",
+        "orderByAsc": False,
+        "searchFilter": "",
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
         "runsHiddenMode": "FIRST_20_RUNS",
         "compareRunCharts": charts,
         "compareRunSections": [
