@@ -41,7 +41,7 @@ class Processes(Executor):
     """Persistent processes. One that dies is replaced and its units are done again: the result has the same bits.
 
     Processes are forked where that is possible (Linux, CPU): they start at once and share the data. Elsewhere they are spawned
-    and get a copy.
+    and are sent it.
     """
 
     def __init__(self, worker: Worker, lanes: int, start: str | None = None) -> None:
