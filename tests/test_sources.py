@@ -26,7 +26,8 @@ import torch
 from persafl_lit import compose, run
 from persafl_lit.cli import main
 from persafl_lit.data import Cifar10, Digits, FashionMnist, Mnist, sources
-from persafl_lit.data.sources import IMAGE_SETS, Missing, located, prepare, unpack, verify
+from persafl_lit.data.official import IMAGE_SETS, Missing, located, verify
+from persafl_lit.data.sources import prepare, unpack
 from persafl_lit.errors import ConfigError, DataError
 
 

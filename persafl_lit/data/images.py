@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from persafl_lit.data.official import IMAGE_SETS, located
 from persafl_lit.data.partition import Partitioned
-from persafl_lit.data.sources import IMAGE_SETS, located
 from persafl_lit.errors import ConfigError
 
 if TYPE_CHECKING:

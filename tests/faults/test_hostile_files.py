@@ -219,7 +219,7 @@ def test_a_damaged_package_of_cifar_leaves_nothing(cases, tmp_path, monkeypatch)
         def fetch(temporary, made):
             for file in ("train_lables.json", "test_lables.json"):
                 (temporary / file).write_bytes(label)
-            for batch in sources._CIFAR:
+            for batch in sources.CIFAR_FILES:
                 (temporary / batch.replace(".bin", ".png")).write_bytes(picture)
             sources._from_png(temporary, made)
 
