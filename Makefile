@@ -15,7 +15,7 @@ test: $(READY) lint
 
 # Processes killed at random moments, full disks, locked databases, slow servers: minutes, not seconds.
 test-faults: $(READY)
-	$(BIN)/python -m pytest tests/faults -m "faults or not faults" --durations=5
+	$(BIN)/python -m pytest tests/faults tests/test_resume.py tests/test_launchers.py -m "faults or not faults" --durations=5
 
 # 100,000 updates: does memory stay flat?
 soak: $(READY)

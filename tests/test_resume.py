@@ -170,6 +170,7 @@ def wait_for_checkpoint(process, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.faults
 def test_a_killed_process_resumes_to_the_same_result_in_the_same_tracking_run(tmp_path):
     """kill -9, then SIGTERM (exit 130), then to the end: equal to the undisturbed run, one MLflow run, every metric in it."""
     whole = json.loads(start().communicate()[0])
