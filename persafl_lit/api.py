@@ -265,11 +265,11 @@ def _executor(config: Config, worker: Worker, jobs: int) -> Executor:
 def affordable_evaluations(work: Work, timeline: Timeline, evaluated: Sequence[int]) -> float:
     """How many evaluations, the last one by all rules, fit into a quarter of the run: into a third of its training.
 
-    A tenth of that is kept back: counted samples are not quite time.
+    A fifth of that is kept back: counted samples are not quite time.
     """
     training = len(timeline) * work.local_steps * work.objective.cost * work.batch_size
     common, everything = (evaluation_cost(work.federation, evaluated, list(work.finetune.values())[:k], work.batch_size) for k in (1, None))
-    return 1 + (0.9 * training / 3 - everything) / common
+    return 1 + (0.8 * training / 3 - everything) / common
 
 
 @contextlib.contextmanager

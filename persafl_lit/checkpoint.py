@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from persafl_lit.errors import CheckpointError, first_line
+from persafl_lit.errors import CheckpointError, TakenError, UnwritableError, first_line
 from persafl_lit.evaluate import Measured, Point, Scores
 from persafl_lit.executors import Task
 from persafl_lit.lock import Lock
@@ -54,7 +54,7 @@ class Checkpoint:
         try:
             mine = self.lock.acquire(wait_seconds)
         except OSError as error:
-            raise CheckpointError(f"cannot lock {self.lock.path}: {error.strerror}; choose another checkpoint.dir") from None
+            raise UnwritableError(f"cannot lock {self.lock.path}: {error.strerror}; choose another checkpoint.dir") from None
         if mine:  # whoever wrote temporary files is gone
             with contextlib.suppress(OSError):
                 for left in self.path.parent.glob(f"{self.path.stem}.*.tmp"):
@@ -71,7 +71,7 @@ class Checkpoint:
 
     def save(self, identity: str, content: dict[str, Any]) -> None:
         if not self.claim():
-            raise CheckpointError(f"cannot write the checkpoint {self.path}: {self.owner()} is doing the same run")
+            raise TakenError(f"cannot write the checkpoint {self.path}: {self.owner()} is doing the same run")
         temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ class Checkpoint:
             _flush_folder(self.path.parent)
         except (OSError, RuntimeError) as error:  # torch says RuntimeError when the disk is full
             why = getattr(error, "strerror", None) or first_line(error)
-            raise CheckpointError(f"cannot write the checkpoint {self.path}: {why}; make room or choose another checkpoint.dir") from None
+            raise UnwritableError(f"cannot write the checkpoint {self.path}: {why}; make room or choose another checkpoint.dir") from None
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -97,7 +97,7 @@ class Checkpoint:
         """Refuse a folder that could not be written, before any work is done."""
         folder = next(path for path in self.path.parents if path.exists())
         if not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise CheckpointError(f"checkpoints cannot be written below {folder}; choose another checkpoint.dir")
+            raise UnwritableError(f"checkpoints cannot be written below {folder}; choose another checkpoint.dir")
 
     def load(self, identity: str) -> dict[str, Any] | None:
         """What was saved last and is sound, or None if nothing was saved."""
@@ -124,7 +124,7 @@ class Checkpoint:
 
     def delete(self) -> None:
         """The run needs them no more. Not another process's."""
-        with contextlib.suppress(OSError):  # one that stays behind does no harm
+        with contextlib.suppress(OSError, UnwritableError):  # one that stays behind does no harm
             if self.exists() and self.claim():
                 for path in (self.path, self.previous):
                     path.unlink(missing_ok=True)

@@ -46,6 +46,10 @@ class TakenError(CheckpointError):
     """A run that another process is doing now."""
 
 
+class UnwritableError(CheckpointError):
+    """A checkpoint that could not be written or locked: the machine's trouble, not the run's."""
+
+
 class DivergenceError(PersaflError):
     """A non-finite update; what was recorded before it is kept."""
 

@@ -221,10 +221,12 @@ def _over_clients(scores: Sequence[Scores], rule: str | None, kind: str, sign: i
     test = np.array([getattr(measured, f"test_{kind}") for measured in own])
     ranked, tenth = sign * np.sort(sign * test), max(1, len(test) // 10)
     worst, best = float(ranked[:tenth].mean()), float(ranked[-tenth:].mean())
+    with np.errstate(over="ignore", invalid="ignore"):  # losses of a run that diverges
+        std = float(test.std())
     return {
         "val": float(np.mean([getattr(measured, f"val_{kind}") for measured in own])),
         "test": float(test.mean()),
-        "std": float(test.std()),
+        "std": std,
         "worst_decile": worst,
         "global": float(np.mean([getattr(score.shared, f"test_{kind}") for score in scores])),
         "weighted": float(np.average(test, weights=[score.samples for score in scores])),

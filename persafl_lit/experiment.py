@@ -268,8 +268,7 @@ class Experiment:
 
     def _close_points(self, wait: bool) -> None:
         """Record the evaluations that are done, in their order."""
-        while self.open and (wait or self.open[0].evaluation.done):
-            self.executor.finish(self.open[0].evaluation)
+        while self.open and (self.open[0].evaluation.done or (wait and self.executor.finish(self.open[0].evaluation, self.should_stop))):
             self._record(self.open.pop(0))
 
     def _record(self, captured: OpenPoint) -> None:

@@ -6,9 +6,11 @@ import contextlib
 import errno
 import fcntl
 import os
+import threading
 import time
 from pathlib import Path
 
+_one_thread = threading.Lock()
 _held: dict[Path, int] = {}
 """What this process holds, with its id: a forked process inherits this table, but not the locks."""
 
@@ -35,6 +37,8 @@ class Lock:
 
     def holder(self) -> int | None:
         """The process that holds it, or did last, if it has said so."""
+        if _held.get(self.path) == os.getpid():  # a record lock ends when its process closes the file, however often it has it open
+            return os.getpid()
         try:
             return int(self.path.read_text())
         except (OSError, ValueError):
@@ -50,6 +54,10 @@ class Lock:
             del _held[self.path]
 
     def _try(self) -> bool:
+        with _one_thread:
+            return self._try_alone()
+
+    def _try_alone(self) -> bool:
         if _held.get(self.path) == os.getpid():  # another thread's; opening and closing the file here would end its lock
             return self._file >= 0
         self.path.parent.mkdir(parents=True, exist_ok=True)

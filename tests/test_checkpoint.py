@@ -18,9 +18,11 @@ import torch
 from persafl_lit import compose, run
 from persafl_lit.checkpoint import FORMAT, MARK, Checkpoint
 from persafl_lit.cli import main
-from persafl_lit.errors import CheckpointError, DivergenceError
+from persafl_lit.errors import CheckpointError, DivergenceError, UnwritableError
 from persafl_lit.experiment import Interrupted
 from persafl_lit.lock import Lock
+from persafl_lit.sweep.perform import Order, forget, perform
+from persafl_lit.tracking import store_uri
 from tests.test_resume import BASE, interrupted, run_for
 
 OVERRIDES = [*BASE, "method=fedasync", "tracking.enabled=false"]
@@ -252,6 +254,39 @@ def test_a_claim_may_wait_for_another_process_to_end():
     assert not checkpoint.lock.path.exists()
     with Checkpoint(checkpoint.path) as again:
         assert again.claim()
+
+
+def test_asking_who_holds_a_lock_does_not_end_it(tmp_path):
+    """A record lock ends when its process closes any descriptor of the file."""
+    lock = Lock(tmp_path / "run.lock")
+    assert lock.acquire()
+    other = Lock(tmp_path / "run.lock")
+    assert not other.acquire(), "another thread's"
+    assert other.holder() == os.getpid()
+    code = "import sys; from pathlib import Path; from persafl_lit.lock import Lock; sys.exit(Lock(Path('run.lock')).acquire())"
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0, "still held"
+    lock.release()
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 1
+
+
+def test_a_disk_that_is_full_costs_a_trial_none_of_its_checkpoints(tmp_path, monkeypatch):
+    config = compose([*BASE, "method=fedasync", "checkpoint.every=14"])
+    with pytest.raises(Interrupted):
+        run_for(config, 21)
+    before = sorted(path.name for path in config.checkpoint_path.parent.glob("*.pt"))
+
+    def full(self, *rest):
+        raise UnwritableError("cannot write the checkpoint: No space left on device")
+
+    monkeypatch.setattr(Checkpoint, "save", full)
+    order = Order(trial="x", config=config.values, run_id=None, uri=store_uri(None), folder=str(tmp_path))
+    assert perform(order, lambda message: None, lambda: False) == {
+        "accident": "UnwritableError: cannot write the checkpoint: No space left on device"
+    }
+    assert sorted(path.name for path in config.checkpoint_path.parent.glob("*.pt")) == before
+    assert len(before) == 2
+    forget(config.checkpoint_path)
+    assert not list(config.checkpoint_path.parent.iterdir())
 
 
 ORPHANS = """

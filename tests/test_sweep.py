@@ -290,3 +290,13 @@ def test_a_bomb_of_aliases_is_refused():
     bomb = "a0: &a0 [x]\n" + "\n".join(f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]" for k in range(1, 9))
     with pytest.raises(ConfigError, match="more than 10000 values"):
         plan(bomb)
+
+
+def test_a_trial_that_a_search_thought_ended_and_is_tried_again_is_not_pruned(tmp_path):
+    pytest.importorskip("optuna")
+    from persafl_lit.sweep.adaptive import Adaptive
+
+    searching = plan("grid:\n  - {method: persafl_me, method.lam: {low: 1, high: 50}}\nsearch: {how: adaptive, trials: 3}\n")
+    search = Adaptive(searching, tmp_path)
+    (stranger,) = first_trials(plan("grid:\n  - {method: persafl_me, method.lam: [7]}\n"))
+    assert not search.prunes(stranger, {"updates": 1, "total": 9, "point": {"accuracy.val": 0.1}})

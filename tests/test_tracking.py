@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import multiprocessing
@@ -21,10 +22,11 @@ import pytest
 import torch
 
 from persafl_lit import compose, run
-from persafl_lit.errors import ConfigError, DivergenceError
+from persafl_lit.errors import ConfigError, DivergenceError, TrackingError
 from persafl_lit.timeline import from_csv
 from persafl_lit.tracking import Tracker, store_uri, sync
 from persafl_lit.tracking.store import Store
+from persafl_lit.tracking.unsent import keep
 
 FAST = ["model=logistic", "clients=5", "updates=15", "local_steps=2", "eval.every=1.5"]
 
@@ -183,6 +185,52 @@ def test_of_metrics_that_are_sent_together_a_refused_one_takes_no_other_with_it(
     delivered.finish("FINISHED")
     assert [metric.step for metric in store.get_metric_history(delivered.run_id, "good")] == list(range(60))
     assert capfd.readouterr().err.count("refuses a record") == 1
+
+
+def test_what_is_kept_of_a_run_at_several_times_is_all_sent_in_its_order(store, tmp_path):
+    run_id = run([*FAST, "tracking.model=false"]).run_id
+    (tmp_path / "picture.png").write_bytes(b"one")
+    keep(store_uri(None), run_id, [{"tags": {"mood": "early", "first": "yes"}}, {"path": str(tmp_path / "picture.png"), "folder": "kept"}])
+    (tmp_path / "picture.png").write_bytes(b"two")
+    keep(store_uri(None), run_id, [{"tags": {"mood": "late"}}, {"metrics": [["kept", 1.0, 5, 5]]}])
+    assert sync() == 1
+    found = store.get_run(run_id).data
+    assert (found.tags["mood"], found.tags["first"], found.metrics["kept"]) == ("late", "yes", 1.0)
+    assert Path(store.download_artifacts(run_id, "kept/picture.png")).read_bytes() == b"one"
+    assert not list((tmp_path / "mlruns" / "unsent").iterdir())
+    assert sync() == 0
+
+
+def test_results_that_can_be_neither_sent_nor_kept_fail_the_run_and_leave_its_checkpoint(store, tmp_path, monkeypatch):
+    """As when the disk is full: resumed, the run tells everything."""
+
+    def full(*rest):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    usual = Store.send
+    here = [*FAST, "checkpoint.every=5", "tracking.patience=0.3", "tracking.model=false", "tracking.figures=false"]
+    monkeypatch.setattr("persafl_lit.tracking.tracker.keep", full)
+    with pytest.raises(
+        TrackingError, match=r"records of run \w+ were not taken by .* could not be kept: No space left on device; make room, and the"
+    ):
+        run(here, observers=[At(u12=lambda: monkeypatch.setattr(Store, "send", full))])
+    monkeypatch.setattr(Store, "send", usual)
+    resumed = run(here, resume=True)
+    history = store.get_metric_history(resumed.run_id, "accuracy.test")
+    assert [metric.value for metric in history] == resumed.curves()["accuracy.test"]
+    assert store.get_run(resumed.run_id).info.status == "FINISHED"
+    assert not list((tmp_path / "mlruns" / "checkpoints").iterdir())
+
+
+def test_a_resumed_run_tells_the_parameters_that_a_kill_kept_from_the_store(store):
+    run_id = Store(store_uri(None)).create("persafl", "killed", {})
+    opened = Tracker(compose([*FAST, "workers=2"]), run_id)
+    opened.finish("KILLED")
+    assert store.get_run(run_id).data.params["method.name"] == "persafl_me"
+    again = Tracker(compose([*FAST, "workers=1", "checkpoint.every=7"]), run_id)
+    again.finish("FINISHED")
+    assert store.get_run(run_id).data.params["workers"] == "2", "what began it"
+    assert store.get_run(run_id).info.status == "FINISHED"
 
 
 # -- a real server ----------------------------------------------------------------------------------------------------

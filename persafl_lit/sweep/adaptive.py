@@ -106,7 +106,7 @@ class Adaptive:
     def prunes(self, trial: Trial, message: Message) -> bool:
         metric = self._plan.select.metric
         value = message["point"].get(metric)
-        if value is None or value != value:
+        if value is None or value != value or trial.hash not in self._under_way:  # one that Optuna thought ended is tried again
             return False
         self._steps[trial.hash] += 1
         step = self._steps[trial.hash]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ ATTEMPTS = 3
 """How often a trial is begun, in one sweep, before its accidents count as a failure."""
 STOPS_WITHIN = 60.0
 """Seconds of wall time that trials under way have to write a checkpoint."""
-ACCIDENTS = ("WorkerError", "TrackingError", "TakenError")
+ACCIDENTS = ("WorkerError", "TrackingError", "TakenError", "UnwritableError")
 BY_NATURE = tuple(
     name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.PersaflError) and name not in ACCIDENTS
 )
@@ -283,7 +284,13 @@ def _keep(family: Family, folder: Path, outcomes: Sequence[Outcome], planned: in
     rows = table(outcomes)
     if not rows:
         return
-    (folder / "trials.csv").write_text(as_csv(rows), encoding="utf-8")
+    temporary = folder / f"trials.{os.getpid()}.tmp"
+    try:
+        temporary.write_text(as_csv(rows), encoding="utf-8")
+        os.replace(temporary, folder / "trials.csv")
+    except OSError as error:  # the store has it, too
+        temporary.unlink(missing_ok=True)
+        print(f"persafl: {folder / 'trials.csv'} is not up to date: {error.strerror}; the same command writes it anew", file=sys.stderr)
     family.tell(text=as_csv(rows), name="trials.csv")
     family.tell(table={column: [row[column] for row in rows] for column in rows[0]}, name="trials.json")
     counts = Counter(outcome.status for outcome in outcomes)

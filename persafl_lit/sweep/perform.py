@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
 
-from persafl_lit.errors import CheckpointError, Interrupted, PersaflError, TakenError, TrackingError, WorkerError, located
+from persafl_lit.errors import CheckpointError, Interrupted, PersaflError, TakenError, TrackingError, UnwritableError, WorkerError, located
+from persafl_lit.lock import Lock
 
 EVERY = 0.5
 """Seconds of wall time between words about progress."""
@@ -56,9 +57,13 @@ class Watcher:
 
 
 def forget(checkpoint: Path) -> None:
-    """Remove what is kept of an interrupted run."""
+    """Remove what is kept of an interrupted run; a lock only if its holder is gone."""
+    lock = Lock(checkpoint.with_suffix(".lock"))
     for file in checkpoint.parent.glob(f"{checkpoint.stem}.*"):
-        file.unlink(missing_ok=True)
+        if file != checkpoint.with_suffix(".lock"):
+            file.unlink(missing_ok=True)
+        elif lock.acquire():
+            lock.release()
 
 
 def perform(order: Order, tell: Callable[[Message], None], should_stop: Callable[[], bool]) -> Message:
@@ -77,14 +82,14 @@ def perform(order: Order, tell: Callable[[Message], None], should_stop: Callable
     try:
         try:
             return attempt(resume=True)
-        except TakenError:
+        except (TakenError, UnwritableError):
             raise
         except CheckpointError:  # one that cannot be used is no reason to lose the trial
             forget(config.checkpoint_path)
             return attempt(resume=False)
     except Interrupted:
         return {"stopped": True}
-    except (WorkerError, TrackingError, TakenError) as error:
+    except (WorkerError, TrackingError, TakenError, UnwritableError) as error:
         return {"accident": f"{type(error).__name__}: {error}"}
     except PersaflError as error:
         return {"failed": f"{type(error).__name__}: {error}"}

@@ -109,5 +109,8 @@ class Family:
             for message in messages:
                 self._store.send(run_id, message)
         except Exception as error:  # MLflow, its drivers and its servers raise their own types
-            keep(self._store.uri, run_id, messages)
             print(f"persafl: {self._store.uri} is away, its record waits for `persafl sync`: {first_line(error)}", file=sys.stderr)
+            try:
+                keep(self._store.uri, run_id, messages)
+            except OSError as full:  # what matters of it comes again when the sweep is started again
+                print(f"persafl: and it cannot be kept: {full.strerror}", file=sys.stderr)

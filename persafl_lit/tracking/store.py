@@ -63,8 +63,9 @@ class Store:
         return str(self.client.create_run(self.experiment(experiment), run_name=name, tags=tags).info.run_id)
 
     def describe(self, run_id: str, params: dict[str, Any]) -> None:
-        """A run's parameters; telling them twice changes nothing."""
-        self.client.log_batch(run_id, params=[Param(key, str(value)[:6000]) for key, value in params.items()])
+        """A run's parameters, as far as it lacks them: MLflow refuses to change one, such as `workers` when a run is resumed with more."""
+        known = self.client.get_run(run_id).data.params
+        self.client.log_batch(run_id, params=[Param(key, str(value)[:6000]) for key, value in params.items() if key not in known])
 
     def reopen(self, run_id: str) -> bool:
         """Go on with an interrupted run, if the store has it."""

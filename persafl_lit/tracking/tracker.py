@@ -140,23 +140,28 @@ class Tracker:
             while self._thread.is_alive() and self._is_worth_waiting(self._give_up_at + REQUEST):
                 self._thread.join(0.1)
         finally:  # also when the user does not want to wait any longer
-            self._keep_unsent()
+            lost = self._keep_unsent()
             self._staging.cleanup()
+        if lost and status == "FINISHED":
+            raise TrackingError(f"{lost}; make room, and the same command with --resume tells all of it again")
         if self._failure is not None and status == "FINISHED":
             raise self._failure
 
-    def _keep_unsent(self) -> None:
+    def _keep_unsent(self) -> str | None:
+        """A sentence if something could not even be kept."""
         if self._messages and self._failure is None and (run_id := self._run_id) is not None:
             try:
                 file = keep(self.uri, run_id, list(self._messages))
             except OSError as error:
-                print(f"persafl: {len(self._messages)} records of run {run_id} are lost: {error}", file=sys.stderr)
-                return
+                lost = f"{len(self._messages)} records of run {run_id} were not taken by {self.uri} and could not be kept: {error.strerror}"
+                print(f"persafl: {lost}", file=sys.stderr)
+                return lost
             print(
                 f"persafl: {self.uri} did not take {len(self._messages)} records of run {run_id}; they are kept in {file}, "
                 "and the next run or `persafl sync` sends them",
                 file=sys.stderr,
             )
+        return None
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
@@ -222,7 +227,7 @@ class Tracker:
             self._run_id = None
         if self._run_id is None:
             self._run_id = new_run(store, config, config.label(), self._tags)
-            self._messages.appendleft({"params": config.flat()})
+        self._messages.appendleft({"params": config.flat()})  # of an interrupted run, too: it may have been killed before they were sent
         return store
 
     def _next(self, most: int) -> list[Message]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,35 +33,45 @@ def _folder() -> Path:
 
 
 def keep(uri: str, run_id: str, messages: Sequence[Message]) -> Path:
-    """Write down what could not be sent, and the files that it names."""
+    """Write down what could not be sent, and the files that it names, beside what was kept of the run before."""
     folder = _folder() / run_id
     folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{time.time_ns():020d}.{os.getpid()}.json"
     try:
-        return _write(folder, uri, run_id, messages)
-    except OSError:
-        if not (folder / "messages.json").exists():  # half of it would help nobody, and a full disk needs the room
-            shutil.rmtree(folder, ignore_errors=True)
+        kept = [_with_copy(message, _files_of(file) / str(number)) for number, message in enumerate(messages)]
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"uri": uri, "run_id": run_id, "messages": kept}))
+        os.replace(temporary, file)
+    except OSError:  # half of it would help nobody, and a full disk needs the room
+        _forget(file)
         raise
-
-
-def _write(folder: Path, uri: str, run_id: str, messages: Sequence[Message]) -> Path:
-    kept = []
-    for number, message in enumerate(messages):
-        if "path" in message:
-            copy = folder / f"{number}-{Path(message['path']).name}"
-            (shutil.copytree if Path(message["path"]).is_dir() else shutil.copy2)(message["path"], copy)
-            message = {**message, "path": str(copy.absolute())}
-        kept.append(message)
-    file = folder / "messages.json"
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"uri": uri, "run_id": run_id, "messages": kept}))
-    os.replace(temporary, file)
     return file
 
 
+def _with_copy(message: Message, place: Path) -> Message:
+    if "path" not in message:
+        return message
+    copy = place / Path(message["path"]).name
+    place.mkdir(parents=True)
+    (shutil.copytree if Path(message["path"]).is_dir() else shutil.copy2)(message["path"], copy)
+    return {**message, "path": str(copy.absolute())}
+
+
+def _files_of(file: Path) -> Path:
+    return file.with_suffix(".files")
+
+
+def _forget(file: Path) -> None:
+    for left in (file, file.with_suffix(".tmp")):
+        left.unlink(missing_ok=True)
+    shutil.rmtree(_files_of(file), ignore_errors=True)
+    with contextlib.suppress(OSError):  # not if more was kept meanwhile
+        file.parent.rmdir()
+
+
 def waiting(uri: str | None = None) -> list[Path]:
-    """Files of unsent messages, of one store or of all."""
-    files = sorted(_folder().glob("*/messages.json"))
+    """Files of unsent messages, of one store or of all; of each run the oldest first."""
+    files = sorted(_folder().glob("*/*.json"))
     return [file for file in files if uri is None or _uri_of(file) == uri]
 
 
@@ -74,7 +86,7 @@ def sync(uri: str | None = None) -> int:
     """Send what was kept, in the order in which it was said; returns the number of runs that are complete now."""
     from persafl_lit.tracking.store import Store
 
-    done = 0
+    done = set()
     for file in waiting(uri):
         try:
             content = json.loads(file.read_text())
@@ -83,9 +95,9 @@ def sync(uri: str | None = None) -> int:
         store = Store(content["uri"])
         for message in content["messages"]:
             _send(store, content["run_id"], message)
-        shutil.rmtree(file.parent, ignore_errors=True)
-        done += 1
-    return done
+        _forget(file)
+        done.add(content["run_id"])
+    return len(done)
 
 
 def _send(store: Any, run_id: str, message: Message) -> None:
