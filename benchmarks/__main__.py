@@ -33,7 +33,7 @@ CORES = os.cpu_count() or 1
 HERE = Path(__file__).parent
 MNIST = ["experiment=paper_mnist", f"data.root={os.environ.get('BENCH_DATA', 'data')}", "batch_size=32"]
 UNEVALUATED = ["eval.every=1e9", "eval.finetune=none", "eval.beside=[]", "eval.clients=1"]
-UPDATES = {"fedasync": 200, "persafl_maml": 50, "persafl_me": 20}
+UPDATES = {"fedasync": 300, "persafl_maml": 76, "persafl_me": 30}
 Measure = Callable[[], float]
 
 
@@ -60,7 +60,7 @@ def gradients() -> dict[str, Any]:
         ours = partial(rate, *MNIST, f"method={method}", "tracking.model=false", "tracking.figures=false")
         figures = medians(
             run=partial(ours, f"updates={updates}", *UNEVALUATED),
-            evaluated=partial(ours, f"updates={3 * updates}", "eval.every=null"),
+            evaluated=partial(ours, f"updates={3 * updates // 2}", "eval.every=null"),
             plain=partial(evaluations_per_second, "cnn2", method, "plain", CORES),
             own=partial(evaluations_per_second, "cnn2", method, "ours", CORES),
         )
@@ -87,7 +87,7 @@ def peers() -> dict[str, Any]:
 
 def workers() -> dict[str, Any]:
     """(3) From one worker to two."""
-    ours = partial(rate, *MNIST, "method=fedasync", "updates=150", *UNEVALUATED, "tracking.enabled=false")
+    ours = partial(rate, *MNIST, "method=fedasync", "updates=300", *UNEVALUATED, "tracking.enabled=false")
     figures = medians(one=partial(ours, "workers=1"), two=partial(ours, "workers=2"))
     return figures | {"speed-up": figures["two"] / figures["one"]}
 
