@@ -54,6 +54,7 @@ class FlatLoss:
         """Stand at w; returns the live point."""
         if w is not self.point:
             self.point.copy_(w)
+        torch.clear_autocast_cache()  # mixed precision keeps rounded weights, and would not notice that they have changed
         return self.point
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:

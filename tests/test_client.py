@@ -258,6 +258,16 @@ def test_other_precisions_train(precision):
     assert 0 < gap < (1e-5 if precision == "64-true" else 0.05)
 
 
+@pytest.mark.parametrize("method", ["fedasync", "persafl_maml", "persafl_me"])
+def test_in_mixed_precision_every_step_starts_where_the_last_one_ended(method):
+    """Autocast keeps rounded copies of the weights: a job whose steps all saw the first ones would go ten times straight ahead."""
+    overrides = [*SMALL, f"method={method}", "model=mlp", "clients=2", "updates=1", "local_steps=10", "eta=0.3"]
+    start = build_backbone(Mlp(), Digits().federation(2, 0), seed=0).state_dict()
+    exact, mixed = (run([*overrides, *more]).state_dict() for more in ([], ["precision=bf16-mixed"]))
+    moved, gap = (sum(float((exact[name] - other[name]).square().sum()) for name in exact) ** 0.5 for other in (start, mixed))
+    assert 0 < gap < 0.1 * moved
+
+
 def test_precisions_and_devices_that_cannot_be_are_refused():
     with pytest.raises(ConfigError, match="precision must be one of"):
         run([*SMALL, "precision=16-mixed"])
