@@ -22,6 +22,7 @@ from persafl_lit.errors import ConfigError, ModelError, located, shown
 from persafl_lit.loss import FlatLoss, refuse_float_buffers
 from persafl_lit.models import Custom, Point
 from persafl_lit.objectives import Objective, Step
+from persafl_lit.pearlmutter import plain_layers
 from persafl_lit.streams import torch_seed
 
 # -- backbones --------------------------------------------------------------------------------------------------------
@@ -135,7 +136,8 @@ class ClientModule(L.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Called once the backbone is where it will be trained: its parameters become one vector."""
-        self.f = FlatLoss(self.backbone, self.smoothness)
+        layers = plain_layers(self.backbone.network) if type(self.backbone) is Classifier else ()
+        self.f = FlatLoss(self.backbone, self.smoothness, layers)
         self.w = self.f.point.clone() if self.objective.moves else self.f.point
         self.read = self.w.clone()
         self.correction: Tensor | None = None

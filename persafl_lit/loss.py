@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from persafl_lit.data.federation import Batch
 from persafl_lit.errors import ConfigError
+from persafl_lit.pearlmutter import hessian_vector
 
 
 class FlatLoss:
@@ -17,13 +18,15 @@ class FlatLoss:
 
     Their gradients are gathered in a second vector, so that a step is one vector operation. Weights of
     2-d convolutions lie in channels_last order, which is faster on CPUs (and rounds otherwise than the usual order). The order of `point` is that of
-    `backbone.parameters()`; it is part of the checkpoint format.
+    `backbone.parameters()`; it is part of the checkpoint format. If f is the cross-entropy of plain `layers` and nothing else,
+    Hessian-vector products go through these.
     """
 
-    def __init__(self, backbone: nn.Module, smoothness: float | None = None) -> None:
+    def __init__(self, backbone: nn.Module, smoothness: float | None = None, layers: Sequence[nn.Module] = ()) -> None:
         refuse_float_buffers(backbone)
         self.backbone = backbone
         self.smoothness = smoothness
+        self._layers = layers
         self.evaluations = 0
         self.losses: list[Tensor] = []
         self._parameters = [p for p in backbone.parameters() if p.requires_grad]
@@ -72,17 +75,26 @@ class FlatLoss:
         return self._gradient
 
     def hessian_vector(self, w: Tensor, u: Tensor, batch: Batch) -> Tensor:
-        """H(w; D) u = grad_w <grad f(w; D), u>, by double backward; counts as two evaluations."""
+        """H(w; D) u; counts as two evaluations."""
         self.at(w)
+        self.evaluations += 2
+        if self._layers and not torch.is_autocast_enabled(u.device.type):
+            self._seed(batch.mask)
+            inputs, labels = batch.data
+            rows: Sequence[Tensor] = hessian_vector(self._layers, inputs, labels, self._views(u))
+        else:
+            rows = self._double_backward(u, batch)
+        product = torch.empty_like(u)
+        torch._foreach_copy_(list(self._views(product)), list(rows))
+        return product
+
+    def _double_backward(self, u: Tensor, batch: Batch) -> Sequence[Tensor]:
+        """grad_w <grad f(w; D), u>, for any backbone."""
         slopes = torch.autograd.grad(self._loss(batch), self._parameters, create_graph=True, materialize_grads=True)
         along_u = sum((slope * part).sum() for slope, part in zip(slopes, self._views(u), strict=True))
-        self.evaluations += 2
-        product = torch.zeros_like(u)
-        if isinstance(along_u, Tensor) and along_u.requires_grad:
-            rows = torch.autograd.grad(along_u, self._parameters, materialize_grads=True)
-            for view, row in zip(self._views(product), rows, strict=True):
-                view.copy_(row)
-        return product
+        if not (isinstance(along_u, Tensor) and along_u.requires_grad):
+            return [torch.zeros_like(p) for p in self._parameters]
+        return torch.autograd.grad(along_u, self._parameters, materialize_grads=True)
 
     def _loss(self, batch: Batch) -> Tensor:
         self._seed(batch.mask)

@@ -24,7 +24,7 @@ class Maml(Objective):
 
     (I - alpha H(w; D'')) grad f(w - alpha grad f(w; D'); D)
 
-    The product H u comes by double backward (`exact`), by a central difference (`finite_difference`)
+    The product H u comes by differentiation (`exact`), by a central difference (`finite_difference`)
 
         H u = (grad f(w + d u) - grad f(w - d u)) / 2d        with d = delta / |u|,
 
