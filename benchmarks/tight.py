@@ -113,7 +113,7 @@ def _work(model: str, method: str, layout: str, wall_seconds: float, barrier: An
     results.put(count / (time.perf_counter() - start))
 
 
-def evaluations_per_second(model: str, method: str, layout: str, processes: int, wall_seconds: float = 20.0) -> float:
+def evaluations_per_second(model: str, method: str, layout: str, processes: int, wall_seconds: float = 15.0) -> float:
     """Of all processes together, at the same time."""
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(processes), context.Queue()

@@ -16,6 +16,7 @@ from rich.table import Table
 from persafl_lit.config import Config, compose
 from persafl_lit.errors import ConfigError
 from persafl_lit.limits import cores
+from persafl_lit.memory import keep_freed_memory
 
 METHODS = {"fedavg": "FedAvg", "fedasync": "FedAsync", "persafl_maml": "PersA-FL-MAML", "persafl_me": "PersA-FL-ME"}
 
@@ -65,6 +66,7 @@ def _run_all(configs: dict[str, Config], console: Console) -> dict[str, dict[str
 def _one(config: Config) -> dict[str, Any]:
     from persafl_lit.api import run
 
+    keep_freed_memory()
     result = run(config)
     return result.summary() | {"curves": result.curves()}
 

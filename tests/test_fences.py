@@ -12,7 +12,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # Lowest first: a part may import parts of its own row and of rows above it in this list, never below.
 LAYERS = [
-    {"errors", "limits", "streams", "lock", "pearlmutter"},
+    {"errors", "limits", "streams", "lock", "memory", "pearlmutter"},
     {"timeline", "data", "models", "objectives", "typed", "nested", "inputs", "settings"},
     {"server", "loss", "written"},
     {"client"},

@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from persafl_lit.cli.files import atomically, writable
+from persafl_lit.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from persafl_lit.api import Result
@@ -40,6 +41,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_with_progress(config: Config, resume: bool) -> Result:
+    keep_freed_memory()
     with stop_on_signals() as stop:
         from persafl_lit.api import run
         from persafl_lit.checkpoint import Checkpoint

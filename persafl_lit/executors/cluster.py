@@ -21,6 +21,7 @@ from torch import Tensor
 from persafl_lit.errors import ConfigError, WorkerError, first_line, located
 from persafl_lit.executors.executor import POLL, Executor, Outcome, Unit, perform, unsendable
 from persafl_lit.executors.worker import Task, Update, Worker
+from persafl_lit.memory import keep_freed_memory
 
 DEPTH = 2
 """Calls per lane: one under way and one ready."""
@@ -107,6 +108,7 @@ _workers: dict[str, Worker] = {}
 def _perform(name: str, work: list[Any], client: int, visit: int, read: Any, correction: Any, rules: int) -> tuple[Any, ...]:
     if name not in _workers:
         torch.set_num_threads(1)
+        keep_freed_memory()
         _workers.clear()
         _workers[name] = Worker(ray.get(work[0]))
     worker = _workers[name]

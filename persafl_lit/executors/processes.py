@@ -19,6 +19,7 @@ from persafl_lit.client import Report
 from persafl_lit.errors import ConfigError, WorkerError
 from persafl_lit.executors.executor import POLL, Executor, Outcome, Unit, perform, unsendable
 from persafl_lit.executors.worker import Task, Update, Work, Worker
+from persafl_lit.memory import keep_freed_memory
 
 DEPTH = 2
 """Units a process holds: one under way and one ready, so that it never waits for the server."""
@@ -158,6 +159,7 @@ def _serve(source: Worker | Work, pipe: connection.Connection, places: Tensor, i
     for number in (signal.SIGINT, signal.SIGTERM):  # the server decides when to stop
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
+    keep_freed_memory()
     if isinstance(source, Worker):
         works = _autograd_works()
         pipe.send(works)

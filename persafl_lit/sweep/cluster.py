@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from persafl_lit.errors import ConfigError, first_line
 from persafl_lit.executors.cluster import connect
 from persafl_lit.limits import cores
+from persafl_lit.memory import keep_freed_memory
 from persafl_lit.sweep.perform import Message, Order, perform
 
 RETRIES = 5
@@ -47,6 +48,7 @@ class Desk:
 @ray.remote  # type: ignore[untyped-decorator]
 def _trial(order: Order, desk: Any) -> Message:
     """In a process of the cluster."""
+    keep_freed_memory()
     said: list[Message] = []
     asked_at, stop = 0.0, False
 

@@ -12,7 +12,7 @@ from persafl_lit.config import Config, compose
 from persafl_lit.errors import ConfigError, PersaflError
 from persafl_lit.streams import rng
 from persafl_lit.sweep.plan import Block, Plan, Range
-from persafl_lit.timeline import DELAYS, SCHEDULES
+from persafl_lit.timeline import DELAYS, SCHEDULES, Rounds
 
 DIGITS = 4
 """Of a value drawn from a range: enough to differ, and short in a name."""
@@ -77,8 +77,7 @@ def make_trial(plan: Plan, block: Block, setting: Setting, seed: int) -> Trial:
     own = {"executor": "serial", "tracking.experiment": plan.name, "checkpoint.dir": f"mlruns/checkpoints/{plan.name}"}
     try:
         config = compose(own | asked)
-        config.build("schedule", SCHEDULES)
-        config.build("delays", DELAYS)
+        _build_parts(config, asked)
     except PersaflError as error:
         if any(f"'{key}'" in str(error) for key in plan.overrides):
             raise ConfigError(f"{plan.source.name}, overrides: {error}") from None
@@ -87,6 +86,22 @@ def make_trial(plan: Plan, block: Block, setting: Setting, seed: int) -> Trial:
     if not config.tracking.enabled:
         raise ConfigError("a sweep knows by tracking what is done: remove tracking.enabled=false")
     return Trial(config, block, setting, config.hash())
+
+
+def _build_parts(config: Config, asked: Setting) -> None:
+    """Refuse values that no part can have. Parts that need torch are built if the sweep says something about them."""
+    schedule = config.build("schedule", SCHEDULES)
+    if isinstance(schedule, Rounds) and config.clients is not None:
+        schedule.check(config.clients)
+    config.build("delays", DELAYS)
+    if any(key.startswith("model.") for key in asked):
+        from persafl_lit.models import MODELS
+
+        config.build("model", MODELS)
+    if any(key.startswith("eval.finetune.") for key in asked):
+        from persafl_lit.evaluate import FINETUNES
+
+        config.build("eval.finetune", FINETUNES)
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------

@@ -12,12 +12,14 @@ import signal
 import sys
 import threading
 
+from persafl_lit.memory import keep_freed_memory
 from persafl_lit.sweep.perform import Message, perform
 
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the launcher, which asks us to stop
         signal.signal(number, signal.SIG_IGN)
+    keep_freed_memory()
     voice = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what others print must not mix with our lines
     orders: queue.SimpleQueue[Message] = queue.SimpleQueue()

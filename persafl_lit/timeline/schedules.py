@@ -64,9 +64,12 @@ class Rounds:
         if self.cohort < 1:
             raise ConfigError(f"schedule.cohort must be >= 1; got {self.cohort}")
 
+    def check(self, clients: int) -> None:
+        if self.cohort > clients:
+            raise ConfigError(f"schedule.cohort={self.cohort} is more than the {clients} clients; lower it")
+
     def timeline(self, setting: Setting) -> Timeline:
-        if self.cohort > setting.clients:
-            raise ConfigError(f"schedule.cohort={self.cohort} is more than the {setting.clients} clients; lower it")
+        self.check(setting.clients)
         _refuse_far(setting, self.cohort)
         visits = [_Visits(setting, client) for client in range(setting.clients)]
         rows: list[tuple[int, int, _Visit]] = []

@@ -16,8 +16,10 @@ from persafl_lit import compose, limits
 from persafl_lit.data import DATASETS, sources
 from persafl_lit.data.quadratic import read_npz
 from persafl_lit.errors import DataError, PersaflError
+from persafl_lit.sweep.plan import read_plan
+from persafl_lit.sweep.trials import first_trials
 from persafl_lit.timeline import from_csv
-from tests.faults.hostile import NUMBERS, SIZES, TEXTS, check_sentence, damaged, each, files_under, lawful, str_of
+from tests.faults.hostile import NUMBERS, SIZES, TEXTS, check_sentence, damaged, each, edited, files_under, lawful, str_of
 
 # -- CSV --------------------------------------------------------------------------------------------------------------
 
@@ -57,6 +59,36 @@ def test_any_trace_is_delays_or_a_sentence(cases, tmp_path, monkeypatch):
         lawful(lambda: compose(["delays=trace", f"delays.path={path}", "horizon=1000"]).timeline(3))
 
     each(cases, st.one_of(damaged(valid), table("client,download,compute,upload,idle"), st.binary(max_size=60)), law)
+
+
+# -- sweep files ------------------------------------------------------------------------------------------------------
+
+SWEEP = """name: good
+overrides: [model=logistic, updates=10]
+grid:
+  - {method: fedasync, method.beta: [0.8, 1.0]}
+  - {method: persafl_me, method.lam: [20, 2.5e1], schedule.tau: [10, null]}
+seeds: [0, 1]
+select: {metric: accuracy.val, stages: two}
+search: {how: random, trials: 3}
+"""
+WORDS = ("name", "grid", "method", "seeds", "select", "search", "eta", "low", "how", "fedasync", "random", "1e9", "~", "&a [*a]", "!!set {a}")
+PIECES = st.one_of(st.text("abc-:{}[]&*!|>'\"%@`,# \n\t0.e1", max_size=8), st.sampled_from(WORDS), TEXTS).map(
+    lambda text: text.encode("utf-8", "replace")
+)
+
+
+@SIZES
+def test_any_sweep_file_is_a_plan_or_a_sentence(cases, tmp_path):
+    path, valid = tmp_path / "some.yaml", SWEEP.encode()
+
+    def law(data):
+        path.write_bytes(data)
+        trials = lawful(lambda: first_trials(read_plan(path)))
+        assert trials is None or trials
+
+    edits = st.lists(st.tuples(st.integers(0, len(valid)), st.integers(0, 6), PIECES), min_size=1, max_size=4)
+    each(cases, st.one_of(edits.map(lambda made: edited(valid, made)), damaged(valid)), law)
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "pipe", ".", "missing", "x" * 5000])
