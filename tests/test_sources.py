@@ -345,7 +345,7 @@ def test_a_signal_ends_the_client_and_leaves_nothing(number, slow_npm):
     process.send_signal(number)
     process.send_signal(number)  # as `timeout` does; it must not disturb the tidying up
     said = process.communicate(timeout=30)[1].splitlines()
-    assert process.returncode == 130
+    assert process.returncode == 130, said
     assert [line for line in said if line.startswith("persafl: ")] == [said[-1]]
     assert "persafl: mnist: stopped before all of it was there; nothing of it is left in data.root=data" in said[-1]
     assert list(Path("data").iterdir()) == []
