@@ -29,7 +29,7 @@ class LocalLoss(Protocol):
         """grad f(w; D), in a buffer that the next evaluation overwrites: clone what must last."""
 
     def hessian_vector(self, w: Tensor, u: Tensor, batch: Batch) -> Tensor:
-        """H(w; D) u by double backward; counts as two evaluations."""
+        """H(w; D) u; counts as two evaluations."""
 
     def at(self, w: Tensor) -> Tensor:
         """Stand at w: a vector with w's values that may be changed in place, where evaluating costs no copy."""
