@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+from persafl_lit.backprop import plain_layers
 from persafl_lit.data import Federation, Quadratics, Samples
 from persafl_lit.data.federation import Batch
 from persafl_lit.errors import ConfigError, ModelError, located, shown
 from persafl_lit.loss import FlatLoss, refuse_float_buffers
 from persafl_lit.models import Custom, Point
 from persafl_lit.objectives import Objective, Step
-from persafl_lit.pearlmutter import plain_layers
 from persafl_lit.streams import torch_seed
 
 # -- backbones --------------------------------------------------------------------------------------------------------

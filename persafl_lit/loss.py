@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from persafl_lit import backprop
 from persafl_lit.data.federation import Batch
 from persafl_lit.errors import ConfigError
-from persafl_lit.pearlmutter import hessian_vector
 
 
 class FlatLoss:
@@ -19,7 +19,7 @@ class FlatLoss:
     Their gradients are gathered in a second vector, so that a step is one vector operation. Weights of
     2-d convolutions lie in channels_last order, which is faster on CPUs (and rounds otherwise than the usual order). The order of `point` is that of
     `backbone.parameters()`; it is part of the checkpoint format. If f is the cross-entropy of plain `layers` and nothing else,
-    Hessian-vector products go through these.
+    derivatives go through these by hand; else autograd finds them.
     """
 
     def __init__(self, backbone: nn.Module, smoothness: float | None = None, layers: Sequence[nn.Module] = ()) -> None:
@@ -63,42 +63,52 @@ class FlatLoss:
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
         """grad f(w; D), in a buffer that the next evaluation overwrites."""
         self.at(w)
-        loss = self._loss(batch)
-        # With the seed of the backward pass at hand and unused parameters looked after here, a tiny model gains a tenth.
-        usual = loss.dim() == 0 and loss.dtype is self._one.dtype
-        slopes = torch.autograd.grad(loss, self._parameters, self._one if usual else None, allow_unused=True)
-        if any(slope is None for slope in slopes):
-            slopes = tuple(torch.zeros_like(p) if slope is None else slope for p, slope in zip(self._parameters, slopes, strict=True))
-        torch._foreach_copy_(self._gradients, slopes)
-        self.losses.append(loss.detach())
+        self._seed(batch.mask)
+        self.losses.append(self._by_hand(batch) if self._plain else self._by_autograd(batch))
         self.evaluations += 1
         return self._gradient
 
     def hessian_vector(self, w: Tensor, u: Tensor, batch: Batch) -> Tensor:
         """H(w; D) u; counts as two evaluations."""
         self.at(w)
+        self._seed(batch.mask)
         self.evaluations += 2
-        if self._layers and not torch.is_autocast_enabled(u.device.type):
-            self._seed(batch.mask)
-            inputs, labels = batch.data
-            rows: Sequence[Tensor] = hessian_vector(self._layers, inputs, labels, self._views(u))
-        else:
-            rows = self._double_backward(u, batch)
         product = torch.empty_like(u)
-        torch._foreach_copy_(list(self._views(product)), list(rows))
+        slopes = list(self._views(product))
+        if self._plain:
+            inputs, labels = batch.data
+            backprop.hessian_vector(self._layers, inputs, labels, self._views(u), slopes)
+        else:
+            torch._foreach_copy_(slopes, self._double_backward(u, batch))
         return product
 
-    def _double_backward(self, u: Tensor, batch: Batch) -> Sequence[Tensor]:
+    @property
+    def _plain(self) -> bool:
+        return bool(self._layers) and not torch.is_autocast_enabled(self.point.device.type)
+
+    def _by_hand(self, batch: Batch) -> Tensor:
+        """f(w; D) of plain layers; its gradient goes into the buffer."""
+        inputs, labels = batch.data
+        return backprop.gradient(self._layers, inputs, labels, self._gradients)
+
+    def _by_autograd(self, batch: Batch) -> Tensor:
+        """The same for any backbone."""
+        loss = step_loss(self.backbone, batch.data)
+        # With the seed of the backward pass at hand and unused parameters looked after here, a tiny model gains a tenth.
+        usual = loss.dim() == 0 and loss.dtype is self._one.dtype
+        slopes = torch.autograd.grad(loss, self._parameters, self._one if usual else None, allow_unused=True)
+        if any(slope is None for slope in slopes):
+            slopes = tuple(torch.zeros_like(p) if slope is None else slope for p, slope in zip(self._parameters, slopes, strict=True))
+        torch._foreach_copy_(self._gradients, slopes)
+        return loss.detach()
+
+    def _double_backward(self, u: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         """grad_w <grad f(w; D), u>, for any backbone."""
-        slopes = torch.autograd.grad(self._loss(batch), self._parameters, create_graph=True, materialize_grads=True)
+        slopes = torch.autograd.grad(step_loss(self.backbone, batch.data), self._parameters, create_graph=True, materialize_grads=True)
         along_u = sum((slope * part).sum() for slope, part in zip(slopes, self._views(u), strict=True))
         if not (isinstance(along_u, Tensor) and along_u.requires_grad):
-            return [torch.zeros_like(p) for p in self._parameters]
+            return tuple(torch.zeros_like(p) for p in self._parameters)
         return torch.autograd.grad(along_u, self._parameters, materialize_grads=True)
-
-    def _loss(self, batch: Batch) -> Tensor:
-        self._seed(batch.mask)
-        return step_loss(self.backbone, batch.data)
 
     def _seed(self, mask: int) -> None:
         # Not torch.manual_seed: without a GPU it records a traceback for each one that might yet appear.

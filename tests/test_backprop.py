@@ -1,0 +1,221 @@
+"""Gradients and Hessian-vector products through plain layers: against autograd and against the Hessian itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import persafl_lit.client
+from persafl_lit import run
+from persafl_lit.backprop import plain_layers
+from persafl_lit.client import Classifier, ClientModule
+from persafl_lit.data.federation import Batch
+from persafl_lit.dropout import Dropout
+from persafl_lit.loss import FlatLoss
+from persafl_lit.models import Cnn2, Cnn3, Logistic, Mlp
+from persafl_lit.objectives import Maml
+
+SHAPE = (2, 12, 12)
+NETWORKS = {
+    "logistic": Logistic().network(SHAPE, 5),
+    "mlp": Mlp(hidden=(7, 6), dropout=0.3).network(SHAPE, 5),
+    "cnn2": Cnn2(channels=(3, 4), hidden=(6,)).network(SHAPE, 5),
+    "cnn3": Cnn3(channels=(3, 4, 4), hidden=(6, 5)).network(SHAPE, 5),
+    "unusual": nn.Sequential(
+        Dropout(0.2),
+        nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=2, bias=False),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d((2, 3), stride=(1, 2), padding=1, dilation=(1, 2), ceil_mode=True),
+        nn.Conv2d(4, 3, 2, bias=False),
+        nn.Flatten(),
+        nn.ReLU(),
+        nn.Linear(72, 6, bias=False),
+        nn.Linear(6, 5),
+    ),
+}
+
+
+def a_batch(dtype, mask=3, shape=SHAPE):
+    stream = torch.Generator().manual_seed(1)
+    inputs = torch.randn((9, *shape), generator=stream, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    return Batch((inputs, torch.randint(5, (9,), generator=stream)), mask)
+
+
+def both_ways(network, dtype=torch.float64, mask=3):
+    """(our product, that of double backward, and its ingredients) at the same random point."""
+    batch = a_batch(dtype, mask)
+    network.to(dtype)
+    products = []
+    for layers in (plain_layers(network), ()):
+        f = FlatLoss(Classifier(network).train(network.training), layers=layers)
+        u = torch.randn(f.point.shape, generator=torch.Generator().manual_seed(2), dtype=dtype)
+        products.append(f.hessian_vector(f.point.clone(), u, batch))
+        assert f.evaluations == 2
+    return *products, f, u, batch
+
+
+def gradients_both_ways(network, dtype, training=True):
+    """((our gradient, our loss), those of autograd)."""
+    network.train(training).to(dtype)
+    found = []
+    for layers in (plain_layers(network), ()):
+        f = FlatLoss(Classifier(network).train(training), layers=layers)
+        f._gradient.fill_(torch.nan)  # every slope is written
+        found.append((f.gradient(f.point.clone(), a_batch(dtype)).clone(), *f.losses))
+        assert f.evaluations == 1
+    return found
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_gradient_is_what_autograd_finds(name, training):
+    assert plain_layers(NETWORKS[name])
+    (ours, our_loss), (expected, loss) = gradients_both_ways(NETWORKS[name], torch.float64, training)
+    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-15)
+    assert torch.equal(our_loss, loss)
+    assert float(expected.norm()) > 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_gradient_has_autograds_bits_where_weights_are_aligned(dtype):
+    """A matrix product rounds otherwise when its result does not begin at a multiple of 16 bytes: here all do."""
+    (ours, our_loss), (expected, loss) = gradients_both_ways(Cnn2(channels=(8, 16), hidden=(32,)).network(SHAPE, 8), dtype)
+    assert torch.equal(ours, expected)
+    assert torch.equal(our_loss, loss)
+
+
+def test_the_gradient_agrees_with_a_network_written_in_numpy():
+    """One hidden layer, each slope from the formula: nothing of torch in it."""
+    network = Mlp(hidden=(7,)).network(SHAPE, 5).double()
+    f, batch = FlatLoss(Classifier(network), layers=plain_layers(network)), a_batch(torch.float64)
+    inputs, labels = (part.numpy() for part in batch.data)
+    w = f.point.clone()
+    ours = f.gradient(w, batch).numpy()
+    W1, b1, W2, b2 = (view.numpy() for view in f._views(w))
+    x = inputs.reshape(9, -1)
+    z = x @ W1.T + b1
+    scores = np.maximum(z, 0) @ W2.T + b2
+    p = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    g = (p - np.eye(5)[labels]) / 9
+    inner = (g @ W2) * (z > 0)
+    expected = np.concatenate([(inner.T @ x).ravel(), inner.sum(0), (g.T @ np.maximum(z, 0)).ravel(), g.sum(0)])
+    np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-13)
+    assert float(f.losses[0]) == pytest.approx(-np.log(p[range(9), labels]).mean(), rel=1e-12)
+
+
+def test_whole_runs_have_the_same_bits_with_and_without_autograd(monkeypatch):
+    overrides = ["method=persafl_me", "model=cnn2", "clients=4", "updates=8", "local_steps=2", "executor=serial", "tracking.enabled=false"]
+    ours = run([*overrides, "checkpoint.every=0"]).state_dict()
+    monkeypatch.setattr(persafl_lit.client, "plain_layers", lambda network: ())
+    expected = run([*overrides, "checkpoint.every=0"]).state_dict()
+    assert all(torch.equal(ours[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_it_is_what_double_backward_finds(name, training):
+    network = NETWORKS[name].train(training)
+    assert plain_layers(network)
+    ours, expected, *_ = both_ways(network)
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-13)
+    assert float(expected.norm()) > 0.01
+
+
+def test_it_is_the_hessian_times_u():
+    """The whole matrix by autograd, column by column: nothing of ours in it."""
+    network = NETWORKS["mlp"].eval()
+    ours, _, f, u, batch = both_ways(network)
+    inputs, labels = batch.data
+    names = [name for name, _ in network.named_parameters()]
+
+    def loss(w):
+        parameters = dict(zip(names, f._views(w), strict=True))
+        return nn.functional.cross_entropy(torch.func.functional_call(network, parameters, (inputs,)), labels)
+
+    torch.testing.assert_close(ours, torch.autograd.functional.hessian(loss, f.point.clone()) @ u, rtol=1e-10, atol=1e-13)
+
+
+def test_the_mask_is_that_of_the_batch():
+    network = NETWORKS["mlp"].train()
+    (first, expected, *_), (other, *_) = both_ways(network, mask=3), both_ways(network, mask=4)
+    torch.testing.assert_close(first, expected, rtol=1e-10, atol=1e-13)
+    assert not torch.allclose(first, other, rtol=1e-3)
+
+
+def test_in_single_precision_it_agrees_to_rounding():
+    ours, expected, *_ = both_ways(Cnn2(channels=(8, 16), hidden=(32,)).network(SHAPE, 5), torch.float32)
+    assert float((ours - expected).norm() / expected.norm()) < 1e-5
+
+
+def hooked():
+    layer = nn.Linear(4, 4)
+    layer.register_forward_hook(lambda module, inputs, output: output * 2)
+    return layer
+
+
+def frozen():
+    return nn.Linear(4, 4).requires_grad_(False)
+
+
+class Doubled(nn.Linear):
+    def forward(self, inputs):
+        return 2 * super().forward(inputs)
+
+
+twice = nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        nn.Linear(4, 4),
+        nn.Sequential(nn.Linear(4, 4)),
+        nn.Sequential(nn.Linear(4, 4), nn.Flatten()),
+        nn.Sequential(nn.Flatten(), nn.Flatten(), nn.Linear(4, 4)),
+        nn.Sequential(nn.Flatten(2), nn.Linear(4, 4)),
+        nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(4, 4)),
+        nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.GELU()),
+        nn.Sequential(nn.Flatten(), Doubled(4, 4)),
+        nn.Sequential(nn.Flatten(), twice, nn.ReLU(), twice),
+        nn.Sequential(nn.Flatten(), hooked()),
+        nn.Sequential(nn.Flatten(), frozen(), nn.Linear(4, 4)),
+        nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))),
+        nn.Sequential(nn.Conv2d(1, 1, 3, padding="same"), nn.Flatten()),
+        nn.Sequential(nn.Conv2d(1, 1, 3, padding_mode="circular"), nn.Flatten()),
+        nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(4, 4))),
+        nn.Sequential(nn.Flatten(), nn.MaxPool2d(1), nn.Linear(4, 4)),
+    ],
+    ids=[
+        "no sequence",
+        "no flatten",
+        "linear on images",
+        "two flattens",
+        "partly flat",
+        "torch's dropout",
+        "other layer",
+        "subclass",
+        "shared",
+        "hook",
+        "frozen",
+        "parametrised",
+        "same padding",
+        "circular",
+        "nested",
+        "pooled vectors",
+    ],
+)
+def test_other_networks_are_left_to_autograd(network):
+    assert plain_layers(network) == ()
+
+
+def test_only_the_classifier_itself_is_known_to_be_a_cross_entropy():
+    class Other(Classifier):
+        def score_loss(self, scores, labels):
+            return scores.square().mean()
+
+    for kind, expected in ((Classifier, True), (Other, False)):
+        module = ClientModule(kind(NETWORKS["logistic"]), Maml(), eta=0.1)
+        module.configure_optimizers()
+        assert bool(module.f._layers) is expected
