@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 class Pass(ABC):
-    """One layer, on the way there and back. It may overwrite the g and R{g} that it is given."""
+    """One layer, on the way there and back."""
 
     def __init__(self, layer: Any) -> None:
         self.layer = layer
@@ -177,7 +177,7 @@ class Pool(Unweighted):
 
 
 class Masked(Unweighted):
-    """Dropout: x times a mask, the one that the layer draws from the same seed."""
+    """Dropout: x times the mask that the layer would draw now."""
 
     def forward(self, x: Tensor) -> Tensor:
         layer = self.layer
@@ -217,27 +217,37 @@ PASSES: dict[type[nn.Module], type[Pass]] = {
 
 def plain_layers(network: nn.Module) -> Sequence[nn.Module]:
     """The layers of a network that is a sequence of those above and nothing else, for images up to its Flatten and for vectors
-    after it; of any other, none."""
-    layers = tuple(network) if type(network) is nn.Sequential else ()
+    after it, each with weights of its own; of any other, none."""
+    layers = tuple(network) if type(network) is nn.Sequential and untouched(network) else ()
     kinds = [type(layer) for layer in layers]
-    if kinds.count(nn.Flatten) != 1 or len({*layers}) < len(layers) or not all(map(_is_plain, layers)):
+    if kinds.count(nn.Flatten) != 1 or not all(map(_is_plain, layers)):
         return ()
     flat = kinds.index(nn.Flatten)
-    return layers if nn.Linear not in kinds[:flat] and {*kinds[flat + 1 :]} <= {nn.Linear, nn.ReLU, Dropout} else ()
+    weights = [weight for layer in layers if isinstance(layer, nn.Linear | nn.Conv2d) for weight in (layer.weight, layer.bias) if weight is not None]
+    own = [*map(id, weights)] == [*map(id, network.parameters())]  # which names one that is shared only once
+    return layers if own and nn.Linear not in kinds[:flat] and {*kinds[flat + 1 :]} <= {nn.Linear, nn.ReLU, Dropout} else ()
+
+
+def untouched(module: nn.Module) -> bool:
+    """Whether it does what its class says: no hooks, no methods of its own."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    slope_hooks = [parameter._backward_hooks for parameter in module.parameters()]
+    return not any([*hooks, *slope_hooks]) and not {"forward", "training_step", "score_loss"} & vars(module).keys()
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
     frozen = not all(parameter.requires_grad for parameter in layer.parameters())
-    padded = isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str))
-    two = isinstance(layer, nn.MaxPool2d) and layer.return_indices
-    partly = isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1)
-    return type(layer) in PASSES and not (hooked or frozen or padded or two or partly)
+    other_padding = isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str))
+    gives_indices = isinstance(layer, nn.MaxPool2d) and layer.return_indices
+    flattens_less = isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1)
+    return type(layer) in PASSES and untouched(layer) and not (frozen or other_padding or gives_indices or flattens_less)
 
 
 @torch.no_grad()
 def gradient(layers: Sequence[nn.Module], inputs: Tensor, labels: Tensor, slopes: list[Tensor]) -> Tensor:
-    """The mean cross-entropy; its slopes are written into tensors in the shapes of the layers' parameters."""
+    """The mean cross-entropy; its slopes are written into `slopes`, one for each parameter of plain layers, in their order.
+
+    With the first weights' slopes the way back ends: nobody needs df/dx of the inputs."""
     passes, remaining, x = _passes(layers), [*slopes], inputs
     for one in passes:
         x = one.forward(x)
@@ -273,11 +283,11 @@ def _passes(layers: Sequence[nn.Module]) -> list[Pass]:
 def _cross_entropy(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The loss, its slope (p - y) / n along the scores, and log p with p = softmax(scores): the calls that autograd makes."""
     log_p = scores.log_softmax(1)
-    mean = (labels, None, 1, -100)
-    loss, n = aten.nll_loss_forward.default(log_p, *mean)
-    slope = aten.nll_loss_backward.default(torch.ones_like(loss), log_p, *mean, n)
+    weight, mean, ignored = None, 1, -100  # of F.nll_loss: as by default
+    loss, n = aten.nll_loss_forward.default(log_p, labels, weight, mean, ignored)
+    slope = aten.nll_loss_backward.default(torch.ones_like(loss), log_p, labels, weight, mean, ignored, n)
     return loss, aten._log_softmax_backward_data.default(slope, log_p, 1, log_p.dtype), log_p
 
 
-def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    return value if isinstance(value, tuple) else (value, value)
+def _pair(value: int | Sequence[int]) -> Sequence[int]:
+    return (value, value) if isinstance(value, int) else tuple(value)

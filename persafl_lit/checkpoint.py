@@ -21,7 +21,7 @@ from persafl_lit.executors import Task
 from persafl_lit.lock import Lock
 from persafl_lit.server import State
 
-FORMAT = 3
+FORMAT = 4
 MARK = b"\nsha256 "
 DIGEST = len(MARK) + 64
 """Bytes that the checksum takes at the end of a file; `torch.load` ignores them."""

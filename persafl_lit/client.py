@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from persafl_lit.backprop import plain_layers
+from persafl_lit.backprop import plain_layers, untouched
 from persafl_lit.data import Federation, Quadratics, Samples
 from persafl_lit.data.federation import Batch
 from persafl_lit.errors import ConfigError, ModelError, located, shown
@@ -136,8 +136,7 @@ class ClientModule(L.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Called once the backbone is where it will be trained: its parameters become one vector."""
-        layers = plain_layers(self.backbone.network) if type(self.backbone) is Classifier else ()
-        self.f = FlatLoss(self.backbone, self.smoothness, layers)
+        self.f = FlatLoss(self.backbone, self.smoothness, _layers(self.backbone))
         self.w = self.f.point.clone() if self.objective.moves else self.f.point
         self.read = self.w.clone()
         self.correction: Tensor | None = None
@@ -176,6 +175,14 @@ class ClientModule(L.LightningModule):
             total.add_(self.f.gradient(w, batch), alpha=count)
         self.f.losses.clear()
         return total.div_(sum(count for _, count in chunks))
+
+
+def _layers(backbone: nn.Module) -> Sequence[nn.Module]:
+    """What there is of the backbone, if it is no more than the cross-entropy of plain layers."""
+    if type(backbone) is not Classifier or not untouched(backbone):
+        return ()
+    alone = len([*backbone.parameters()]) == len([*backbone.network.parameters()])
+    return plain_layers(backbone.network) if alone else ()
 
 
 def clipped(gradient: Tensor, clip: float | None) -> Tensor:

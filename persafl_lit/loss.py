@@ -92,7 +92,7 @@ class FlatLoss:
         return backprop.gradient(self._layers, inputs, labels, self._gradients)
 
     def _by_autograd(self, batch: Batch) -> Tensor:
-        """The same for any backbone."""
+        """f(w; D) of any backbone; its gradient goes into the buffer."""
         loss = step_loss(self.backbone, batch.data)
         # With the seed of the backward pass at hand and unused parameters looked after here, a tiny model gains a tenth.
         usual = loss.dim() == 0 and loss.dtype is self._one.dtype

@@ -210,6 +210,74 @@ def test_other_networks_are_left_to_autograd(network):
     assert plain_layers(network) == ()
 
 
+def tied(**kind):
+    first, second = nn.Linear(4, 4, **kind), nn.Linear(4, 4, **kind)
+    second.weight = first.weight
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second)
+
+
+def tied_without_bias():
+    return tied(bias=False)
+
+
+def further_parameter():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 4))
+    network[1].scale = nn.Parameter(torch.ones(4))
+    return network
+
+
+def hooked_sequence():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 4))
+    network.register_forward_hook(lambda module, inputs, output: output * 2)
+    return network
+
+
+def hooked_slope():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 4))
+    network[1].weight.register_hook(lambda slope: 0 * slope)
+    return network
+
+
+def replaced_method():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 4))
+    network[1].forward = lambda inputs: 2 * inputs
+    return network
+
+
+@pytest.mark.parametrize("twisted", [tied, tied_without_bias, further_parameter, hooked_sequence, hooked_slope, replaced_method])
+def test_networks_with_a_twist_are_left_to_autograd(twisted):
+    assert plain_layers(nn.Sequential(nn.Flatten(), nn.Linear(4, 4)))
+    assert plain_layers(twisted()) == ()
+
+
+def further(model):
+    model.temperature = nn.Parameter(torch.ones(()))
+
+
+def hook(model):
+    model.register_forward_hook(lambda module, inputs, output: output * 2)
+
+
+def own_loss(model):
+    model.score_loss = lambda scores, labels: scores.square().mean()
+
+
+@pytest.mark.parametrize("twist", [further, hook, own_loss])
+def test_classifiers_with_a_twist_are_left_to_autograd(twist):
+    model = Classifier(Logistic().network(SHAPE, 5))
+    twist(model)
+    module = ClientModule(model, Maml(), eta=0.1)
+    module.configure_optimizers()
+    assert not module.f._layers
+
+
+def test_pools_may_be_written_in_any_way():
+    for window in (2, (2, 2), [2, 2]):
+        network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.MaxPool2d(window), nn.Flatten(), nn.Linear(100, 5))
+        (ours, _), (expected, _) = gradients_both_ways(network, torch.float64)
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-15)
+
+
 def test_only_the_classifier_itself_is_known_to_be_a_cross_entropy():
     class Other(Classifier):
         def score_loss(self, scores, labels):

@@ -12,6 +12,7 @@ from sklearn.datasets import load_digits
 from persafl_lit.data import SPLITS, Digits, Quadratic
 from persafl_lit.data.digits import read_digits
 from persafl_lit.data.partition import PARTITIONS, Partition, Shares, split
+from persafl_lit.data.pixels import Pixels
 from persafl_lit.errors import ConfigError, DataError
 from tests.quadratics import random_quadratics, save
 
@@ -219,3 +220,18 @@ def test_an_npz_and_another_number_of_clients_do_not_go_together(tmp_path):
     path = save(tmp_path / "q.npz", H2, A2)
     with pytest.raises(ConfigError, match="clients=5, but .* holds 2 clients"):
         Quadratic(path=path).federation(5, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_pixels_are_normalised_to_rounding(dtype):
+    """Every byte, in two pieces and three channels, wanted in any order: (x / 255 - mean) / std, rounded about once."""
+    mean, std = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
+    images = torch.arange(256, dtype=torch.uint8).view(256, 1, 1, 1).expand(256, 3, 2, 2)
+    wanted = torch.tensor([255, 0, 99, 100, 7, 7, *range(256)])
+    ours = Pixels((images[:100], images[100:]), mean, std, dtype)[wanted]
+    channels = [torch.tensor(values, dtype=torch.float64).view(1, 3, 1, 1) for values in (mean, std)]
+    expected = (images[wanted].double() / 255 - channels[0]) / channels[1]
+    assert ours.dtype is dtype
+    torch.testing.assert_close(
+        ours.double(), expected, rtol=torch.finfo(dtype).eps, atol=4 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    )

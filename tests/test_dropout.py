@@ -54,3 +54,7 @@ def test_nothing_is_dropped(layer):
     x, before = torch.randn(4, 4), torch.get_rng_state()
     assert layer(x) is x
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_everything_is_dropped():
+    assert torch.equal(Dropout(1.0)(torch.ones(9)), torch.zeros(9))

@@ -37,9 +37,10 @@ class Pixels:
         return replace(self, pieces=joined, dtype=dtype)
 
     def __getitem__(self, indices: Tensor) -> Tensor:
-        scale, shift = ([1 / (255 * s) for s in self.std], [-m / s for m, s in zip(self.mean, self.std, strict=True)])
-        per_channel = torch.tensor([scale, shift], dtype=self.dtype, device=self.device).view(2, -1, 1, 1)
-        return self._bytes(indices).to(self.dtype).mul_(per_channel[0]).add_(per_channel[1])
+        scale, shift = [1 / (255 * s) for s in self.std], [-m / s for m, s in zip(self.mean, self.std, strict=True)]
+        fine = torch.promote_types(self.dtype, torch.float32)  # bfloat16 rounds once, at the end
+        per_channel = torch.tensor([scale, shift], dtype=fine, device=self.device).view(2, -1, 1, 1)
+        return self._bytes(indices).to(fine).mul_(per_channel[0]).add_(per_channel[1]).to(self.dtype)
 
     def _bytes(self, indices: Tensor) -> Tensor:
         """The images as they are stored. numpy copies whole rows, in a fifth of the time that torch takes pixel by pixel."""
