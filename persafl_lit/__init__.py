@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from persafl_lit.memory import collector_at_rest
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -20,4 +22,5 @@ def __getattr__(name: str) -> Any:
     """`persafl_lit.run` imports torch and Lightning only when it is used."""
     if name not in _LAZY:
         raise AttributeError(f"module 'persafl_lit' has no attribute {name!r}")
-    return getattr(import_module(f"persafl_lit.{_LAZY[name]}"), name)
+    with collector_at_rest():
+        return getattr(import_module(f"persafl_lit.{_LAZY[name]}"), name)

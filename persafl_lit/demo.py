@@ -64,7 +64,7 @@ def _run_all(configs: dict[str, Config], console: Console) -> dict[str, dict[str
 
 
 def _one(config: Config) -> dict[str, Any]:
-    from persafl_lit.api import run
+    from persafl_lit import run
 
     keep_freed_memory()
     result = run(config)

@@ -1,8 +1,11 @@
-"""Memory that was freed is kept for the next tensor."""
+"""Memory that was freed is kept for the next tensor; what is being imported is not searched for garbage."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Numbers of glibc's mallopt."""
@@ -21,3 +24,18 @@ def keep_freed_memory() -> None:
         return
     for threshold in (TRIM_THRESHOLD, MMAP_THRESHOLD):
         mallopt(threshold, GIBIBYTE)
+
+
+@contextmanager
+def collector_at_rest() -> Iterator[None]:
+    """For imports: Python's garbage collector would look through a million new objects again and again, all of which stay.
+
+    That is a fifth of the time of Lightning's import, and half of MLflow's after it.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,11 +1,14 @@
-"""Freed memory stays with the process: a gradient asks the system for no page that the last one had."""
+"""Freed memory stays with the process: a gradient asks the system for no page that the last one had. Imports are not searched for garbage."""
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
 import pytest
+
+from persafl_lit.memory import collector_at_rest
 
 PAGES = """
 import resource, sys, torch
@@ -32,3 +35,36 @@ def page_faults(how):
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 def test_the_pages_of_freed_tensors_serve_the_next_ones():
     assert page_faults("kept") < page_faults("usual") / 5
+
+
+def test_the_collector_rests_and_wakes_up_again():
+    assert gc.isenabled()
+    with collector_at_rest():
+        assert not gc.isenabled()
+        with collector_at_rest():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_it_wakes_up_after_an_error_too():
+    with pytest.raises(ImportError), collector_at_rest():
+        raise ImportError
+    assert gc.isenabled()
+
+
+def test_whoever_switched_it_off_finds_it_so():
+    gc.disable()
+    try:
+        with collector_at_rest():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_run_leaves_the_collector_awake(tmp_path):
+    """In a process of its own, where everything is imported for the first time, MLflow in the background included."""
+    code = "import gc, persafl_lit; persafl_lit.run(['model=logistic', 'updates=5', 'clients=4']); assert gc.isenabled(); print('awake')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.strip() == "awake", done.stderr

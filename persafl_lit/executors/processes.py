@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -160,6 +161,7 @@ def _serve(source: Worker | Work, pipe: connection.Connection, places: Tensor, i
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     keep_freed_memory()
+    gc.enable()  # it may be at rest where this process was forked
     if isinstance(source, Worker):
         works = _autograd_works()
         pipe.send(works)

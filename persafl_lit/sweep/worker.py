@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 
-from persafl_lit.memory import keep_freed_memory
+from persafl_lit.memory import collector_at_rest, keep_freed_memory
 from persafl_lit.sweep.perform import Message, perform
 
 
@@ -33,8 +33,11 @@ def main() -> None:
         except BrokenPipeError:
             os._exit(1)
 
-    import persafl_lit.api
-    import persafl_lit.tracking.store  # noqa: F401  (both take seconds: while the launcher prepares)
+    with collector_at_rest():
+        import persafl_lit.api  # noqa: F401  (takes seconds: while the launcher prepares)
+        from persafl_lit.tracking.store import load_sqlite
+
+        load_sqlite()
 
     tell({"ready": True})
     while True:

@@ -33,6 +33,11 @@ from mlflow.exceptions import MlflowException
 BATCH = 1000  # metrics MLflow takes in one call
 
 
+def load_sqlite() -> None:
+    """What MLflow imports for its first sqlite store."""
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+
+
 class Store:
     """An MLflow tracking store: our sqlite file or any server."""
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from persafl_lit import __version__
 from persafl_lit.errors import TrackingError, first_line
+from persafl_lit.memory import collector_at_rest
 from persafl_lit.tracking.environment import environment, git_commit
 from persafl_lit.tracking.unsent import SQLITE, Message, keep, store_uri, sync, waiting
 
@@ -218,8 +219,11 @@ class Tracker:
                 self._pause(1.0)
 
     def _open(self) -> Store:
-        from persafl_lit.tracking.store import Store
+        with collector_at_rest():
+            from persafl_lit.tracking.store import Store, load_sqlite
 
+            if self.uri.startswith(SQLITE):
+                load_sqlite()
         store = Store(self.uri)
         config = self._config
         if self._run_id is not None and not store.reopen(self._run_id):
