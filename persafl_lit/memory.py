@@ -28,7 +28,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """For imports: Python's garbage collector would look through a million new objects again and again, all of which stay.
+    """For imports: Python's garbage collector would look through hundreds of thousands of new objects again and again, and nearly all stay.
 
     That is a fifth of the time of Lightning's import, and half of MLflow's after it.
     """
