@@ -63,9 +63,18 @@ class Weighted(Pass):
         Ry = self.product(self.x, self.U, None if self.b is None else next(u))
         return Ry if Rx is None else Ry.add_(self.product(Rx, self.W, None))
 
+    def backward_r(self, g: Tensor, Rg: Tensor, slopes: list[Tensor]) -> tuple[Tensor, Tensor]:
+        slope = slopes[-1 if self.b is None else -2]
+        Rg_in = self.backward(Rg, slopes)
+        return (g, Rg) if self.Rx is None else self.crossed(g, self.Rx, slope, Rg_in)
+
     @abstractmethod
     def product(self, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
         """W x + b."""
+
+    @abstractmethod
+    def crossed(self, g: Tensor, Rx: Tensor, slope: Tensor, Rg_in: Tensor) -> tuple[Tensor, Tensor]:
+        """df/dx and its R; to the slope of W and to R{g} is added what comes of R{x} and of U."""
 
 
 class Dense(Weighted):
@@ -80,12 +89,8 @@ class Dense(Weighted):
         torch.mm(g.t(), self.x, out=slopes.pop())
         return g if self.innermost else g @ self.W
 
-    def backward_r(self, g: Tensor, Rg: Tensor, slopes: list[Tensor]) -> tuple[Tensor, Tensor]:
-        slope = slopes[-1] if self.b is None else slopes[-2]
-        Rg_in = self.backward(Rg, slopes)
-        if self.Rx is None:
-            return g, Rg
-        slope.addmm_(g.t(), self.Rx)
+    def crossed(self, g: Tensor, Rx: Tensor, slope: Tensor, Rg_in: Tensor) -> tuple[Tensor, Tensor]:
+        slope.addmm_(g.t(), Rx)
         return g @ self.W, Rg_in.addmm_(g, self.U)
 
 
@@ -103,12 +108,8 @@ class Convolution(Weighted):
         slopes.pop().copy_(slope)
         return g if self.innermost else g_in
 
-    def backward_r(self, g: Tensor, Rg: Tensor, slopes: list[Tensor]) -> tuple[Tensor, Tensor]:
-        slope = slopes[-1] if self.b is None else slopes[-2]
-        Rg_in = self.backward(Rg, slopes)
-        if self.Rx is None:
-            return g, Rg
-        along_U, along_Rx, _ = self._transposed(g, self.Rx, self.U, True, True, False)
+    def crossed(self, g: Tensor, Rx: Tensor, slope: Tensor, Rg_in: Tensor) -> tuple[Tensor, Tensor]:
+        along_U, along_Rx, _ = self._transposed(g, Rx, self.U, True, True, False)
         slope.add_(along_Rx)
         return self._transposed(g, self.x, self.W, True, False, False)[0], Rg_in.add_(along_U)
 

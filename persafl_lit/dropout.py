@@ -18,5 +18,5 @@ class Dropout(nn.Dropout):
     def mask(self, x: Tensor) -> Tensor:
         """In the shape of x: 0 with probability p, else 1 / (1 - p). A function of the state of torch's default generator."""
         scale = 1 / (1 - self.p) if self.p < 1 else 0.0
-        fine = x.dtype if x.dtype is torch.float64 else torch.float32  # bfloat16 knows 256 numbers between 0 and 1
+        fine = torch.promote_types(x.dtype, torch.float32)  # bfloat16 knows 256 numbers between 0 and 1
         return torch.rand(x.shape, dtype=fine, device=x.device).ge_(self.p).mul_(scale).to(x.dtype)

@@ -8,7 +8,10 @@ import sys
 
 import pytest
 
+from persafl_lit import run
+from persafl_lit.client import Classifier
 from persafl_lit.memory import collector_at_rest
+from persafl_lit.models import Logistic
 
 PAGES = """
 import resource, sys, torch
@@ -68,3 +71,15 @@ def test_a_run_leaves_the_collector_awake(tmp_path):
     code = "import gc, persafl_lit; persafl_lit.run(['model=logistic', 'updates=5', 'clients=4']); assert gc.isenabled(); print('awake')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.strip() == "awake", done.stderr
+
+
+class Awake(Classifier):
+    def training_step(self, batch, batch_idx):
+        assert gc.isenabled(), "asleep"
+        return super().training_step(batch, batch_idx)
+
+
+def test_workers_that_are_forked_meanwhile_are_awake():
+    with collector_at_rest():
+        result = run(["clients=4", "updates=4", "workers=2", "tracking.enabled=false"], model=Awake(Logistic().network((1, 8, 8), 10)))
+    assert result.summary()["updates"] == 4

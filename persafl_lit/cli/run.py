@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from persafl_lit.cli.files import atomically, writable
-from persafl_lit.memory import collector_at_rest, keep_freed_memory
+from persafl_lit.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from persafl_lit.api import Result
@@ -43,10 +43,9 @@ def run(options: argparse.Namespace) -> int:
 def _run_with_progress(config: Config, resume: bool) -> Result:
     keep_freed_memory()
     with stop_on_signals() as stop:
-        with collector_at_rest():
-            from persafl_lit.api import run
-            from persafl_lit.checkpoint import Checkpoint
-            from persafl_lit.progress import ProgressBar
+        from persafl_lit import run
+        from persafl_lit.checkpoint import Checkpoint
+        from persafl_lit.progress import ProgressBar
 
         if Checkpoint(config.checkpoint_path).exists() and not resume:
             print("persafl: an interrupted run of this config exists; this one starts anew (--resume would continue it)", file=sys.stderr)
