@@ -164,15 +164,12 @@ def tracking() -> dict[str, Any]:
     walls = []
 
     class Last:
-        def on_update(self, *about: Any) -> None:
+        def on_update(self) -> None:
             self.update = time.perf_counter()
-
-        def on_point(self, point: Any) -> None:
-            pass
 
     def beside(*more: str) -> float:
         last, start, used = Last(), time.perf_counter(), time.process_time()
-        run([*MNIST, "method=fedasync", *more], observers=[last])
+        run([*MNIST, "method=fedasync", *more], callbacks=[last])
         end = time.perf_counter()
         walls.append(end - start)
         return (time.process_time() - used) / CORES + end - last.update
@@ -189,10 +186,10 @@ def startup() -> dict[str, Any]:
         "import sys, time; begin = time.perf_counter(); "
         "from persafl_lit import run; imported = time.perf_counter() - begin\n"
         "class First:\n"
-        "    def on_update(self, index, *rest):\n"
+        "    def on_update(self):\n"
         "        print(imported, time.perf_counter() - begin, flush=True); import os; os._exit(0)\n"
-        "    def on_point(self, point): pass\n"
-        "run(sys.argv[1:], observers=[First()])"
+        "    def on_evaluation(self, point): pass\n"
+        "run(sys.argv[1:], callbacks=[First()])"
     )
 
     def command(*arguments: str) -> float:

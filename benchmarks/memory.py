@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soak import children
-from persafl_lit.evaluate import Point
-from persafl_lit.timeline import Job
+from persafl_lit.experiment import Experiment
 
 COMMON = ["data=cifar10", "model=logistic", "method=fedasync", "clients=30", "updates=300", "tracking.enabled=false", "checkpoint.every=0"]
 
@@ -25,17 +24,14 @@ class Watch:
         self.at = at
         self.seen: dict[str, float] = {}
 
-    def on_update(self, index: int, job: Job, staleness: int, loss: float) -> None:
-        if index == self.at:
+    def on_update(self, experiment: Experiment) -> None:
+        if experiment.state.arrivals == self.at:
             own, workers = _memory("self"), [_memory(str(child)) for child in children()]
             self.seen = {
                 "all together": own["Pss"] + sum(worker["Pss"] for worker in workers),
                 "the run's process": own["Pss"],
                 "private to one worker": max(worker["Private_Clean"] + worker["Private_Dirty"] for worker in workers),
             }
-
-    def on_point(self, point: Point) -> None:
-        pass
 
 
 def _memory(process: str) -> dict[str, float]:
@@ -56,7 +52,7 @@ def main(arguments: list[str]) -> None:
         from persafl_lit import run
 
         watch = Watch(280)
-        run(arguments[1:], observers=[watch])
+        run(arguments[1:], callbacks=[watch])
         print(json.dumps({what: round(megabytes) for what, megabytes in watch.seen.items()}))
         return
     root = arguments[0] if arguments else "data"

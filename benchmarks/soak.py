@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from persafl_lit import compose, run
-from persafl_lit.evaluate import Point
-from persafl_lit.timeline import Job
+from persafl_lit.experiment import Experiment
 
 SMALL = ["model=logistic", "clients=5", "local_steps=1", "batch_size=8", "method=fedasync", "workers=2"]
 POINTS = 200
@@ -32,14 +31,12 @@ class Watch:
         self.every = max(1, updates // 100)
         self.samples: list[tuple[int, float, float, int]] = []
 
-    def on_update(self, index: int, job: Job, staleness: int, loss: float) -> None:
+    def on_update(self, experiment: Experiment) -> None:
+        index = experiment.state.arrivals - 1
         if index % self.every == 0:
             own = os.getpid()
             workers = sum(_megabytes(child) for child in children())
             self.samples.append((index, _megabytes(own), workers, len(os.listdir(f"/proc/{own}/fd"))))
-
-    def on_point(self, point: Point) -> None:
-        pass
 
 
 def _megabytes(pid: int) -> float:
@@ -65,7 +62,7 @@ def soak(updates: int) -> dict[str, Any]:
     overrides = [*SMALL, f"updates={updates}"]
     horizon = compose(overrides).timeline(5).horizon
     watch, start = Watch(updates), time.monotonic()
-    result = run([*overrides, f"eval.every={horizon / POINTS}", "checkpoint.every=1000"], observers=[watch])
+    result = run([*overrides, f"eval.every={horizon / POINTS}", "checkpoint.every=1000"], callbacks=[watch])
     index, own, workers, files = (np.array(column, dtype=float) for column in zip(*watch.samples, strict=True))
     store = sum(file.stat().st_size for file in Path("mlruns").rglob("*") if file.is_file())
     return {

@@ -8,26 +8,28 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from persafl_lit.checkpoint import Checkpoint
 from persafl_lit.client import build_backbone, check_backbone
 from persafl_lit.config import Config, choice_of, compose
-from persafl_lit.data import DATASETS, Samples
-from persafl_lit.errors import ConfigError, DivergenceError, Interrupted, ModelError, TakenError, located
+from persafl_lit.data import DATASETS
+from persafl_lit.errors import CallbackError, ConfigError, DivergenceError, ModelError, PersaflError, TakenError, located
 from persafl_lit.evaluate import FINETUNES, Finetune, Point, accuracy_of, evaluation_cost, loss_of, own_rule
-from persafl_lit.executors import Executor, Processes, Serial, Work, Worker
-from persafl_lit.experiment import Experiment, Observer, evaluated_clients, evaluation_moments
+from persafl_lit.executors import Executor, Processes, Serial, Work, Worker, make_fabric
+from persafl_lit.experiment import Experiment, evaluated_clients, evaluation_moments
 from persafl_lit.limits import cores
 from persafl_lit.models import MODELS
 from persafl_lit.timeline import Timeline
 
 if TYPE_CHECKING:
     import lightning as L
+    from lightning.fabric.loggers.logger import Logger
     from torch import Tensor
 
     from persafl_lit.data import Federation
+    from persafl_lit.server import State
     from persafl_lit.tracking import Tracker
 
 
@@ -40,13 +42,14 @@ class Result:
     points: Sequence[Point]
     timeline: Timeline
     model: L.LightningModule
-    """The backbone with the shared model's weights (for method=local: the first model's)."""
+    """The backbone with the shared model's weights, and the initial values of those that clients keep (for method=local: of all)."""
     wall_seconds: float
     buffer: int
     notes: tuple[str, ...] = ()
     evaluation_share: float = 0.0
     """Of the workers' time."""
     bytes_per_transfer: int = 0
+    federation: Federation | None = field(default=None, repr=False)
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -100,8 +103,9 @@ def run(
     config: Config | Mapping[str, Any] | Iterable[str] = (),
     model: L.LightningModule | None = None,
     *,
+    callbacks: Sequence[Any] = (),
+    loggers: Sequence[Logger] = (),
     resume: bool = False,
-    observers: Sequence[Observer] | Callable[[Timeline], Sequence[Observer]] = (),
     should_stop: Callable[[], bool] = lambda: False,
     tags: dict[str, str] | None = None,
     run_id: str | None = None,
@@ -109,16 +113,16 @@ def run(
 ) -> Result:
     """Run one experiment. `config` is a Config, a list of overrides or a dict of them; `model` a backbone of yours.
 
-    `observers` watch the run (or a function that makes them once the timeline is known); when `should_stop()` turns true,
-    the run writes a checkpoint and raises `Interrupted`. With `resume`, an interrupted run of the same config goes on. `tags`
-    go to the MLflow run; with `run_id` that is not a new one but this. `wait_seconds` is how long to wait for another process that is
-    doing the same run to end.
+    `callbacks` are told what happens (`persafl_lit.Callback` has the hooks) and `loggers` are Lightning's (CSV, TensorBoard, ...):
+    they get the metrics of every evaluation with step = updates. When `should_stop()` turns true, the run writes a checkpoint and
+    raises `Interrupted`. With `resume`, an interrupted run of the same config goes on. `tags` go to the MLflow run; with `run_id`
+    that is not a new one but this. `wait_seconds` is how long to wait for another process that is doing the same run to end.
     """
-    wall_start = time.monotonic()
     config = config if isinstance(config, Config) else compose(config)
     if model is not None:
         config = config.with_model(f"{type(model).__module__}.{type(model).__qualname__}")
     with quiet_single_threaded_torch():
+        wall_start = time.monotonic()
         federation = config.build("data", DATASETS).federation(config.clients, config.seed)
         timeline = config.timeline(federation.trained())
         if not len(timeline):
@@ -128,10 +132,19 @@ def run(
             backbone = check_backbone(model)
         else:
             backbone = build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
-        worker = Worker(work_of(config, federation, _copied(backbone)))
+        tracker = _tracker(config, run_id, tags, should_stop)
+        fabric = make_fabric(config.accelerator, config.devices, config.precision, [*callbacks, *([tracker] if tracker else [])], loggers)
+        worker = Worker(work_of(config, federation, _copied(backbone)), fabric)
         evaluated = evaluated_clients(federation, config.eval.clients, config.seed)
+
+        def build_model(state: State) -> L.LightningModule:
+            trained = _copied(backbone)
+            trained.load_state_dict(worker.state_dict(state.w))
+            return trained
+
         with _checkpoint(config, resume, wait_seconds) as checkpoint, _executor(config, worker, len(timeline)) as executor:
             experiment = Experiment(
+                fabric,
                 timeline,
                 rule,
                 executor,
@@ -143,47 +156,53 @@ def run(
                 checkpoint_every=config.checkpoint.every,
                 checkpoint_seconds=config.checkpoint.seconds,
                 skip_divergence=config.on_divergence == "skip",
+                build_model=build_model,
+                settings=config.flat(),
                 should_stop=should_stop,
             )
-            identity = experiment.identity(config.hash(), federation.digest())
-            saved = checkpoint.load(identity) if checkpoint and resume else None
-            if saved is not None:
-                experiment.restore(saved)
-            wall_before: float = ((saved or {}).get("extra") or {}).get("wall_seconds", 0.0)
+            experiment.wall_before = time.monotonic() - wall_start
+            experiment.identify(config.hash(), federation.digest())
             if resume:
-                where = f"after update {experiment.state.arrivals} of {len(timeline)}" if saved else "nothing: no interrupted run of this config"
+                found = checkpoint is not None and experiment.restore()
+                where = f"after update {experiment.state.arrivals} of {len(timeline)}" if found else "nothing: no interrupted run of this config"
                 print(f"persafl: resuming {where}", file=sys.stderr)
             experiment.begin()  # the workers train while MLflow is imported
-            known = run_id or ((saved or {}).get("extra") or {}).get("run_id")
-            with _tracked(config, timeline, known, tags, should_stop) as tracker:
-                experiment.observers = [*([tracker] if tracker else []), *(observers(timeline) if callable(observers) else observers)]
-
-                def wall_seconds() -> float:
-                    return wall_before + time.monotonic() - wall_start
-
-                experiment.extra = lambda: {"wall_seconds": wall_seconds()} | ({"run_id": tracker.known_run_id()} if tracker else {})
-                experiment.run(identity)
-                while tracker and not tracker.is_open(0.2):
-                    experiment.heed_stop(identity)
-                trained = _copied(backbone)
-                trained.load_state_dict(worker.state_dict(experiment.state.w))
+            with _told(experiment):
+                experiment.run()
+                if tracker:
+                    tracker.wait_until_open(experiment)
                 result = Result(
                     config,
                     tracker.run_id if tracker else None,
                     tuple(experiment.points),
-                    timeline,
-                    trained,
-                    wall_seconds(),
+                    experiment.timeline,
+                    build_model(experiment.state),
+                    experiment.wall_seconds(),
                     rule.arrivals_per_version,
-                    federation.notes + _notes(timeline, rule.arrivals_per_version, experiment.state.skipped),
+                    federation.notes + _notes(experiment.timeline, rule.arrivals_per_version, experiment.state.skipped),
                     executor.evaluation_share(),
-                    worker.start.nbytes * (2 if worker.work.objective.control else 1),
+                    worker.transfer_bytes,
+                    federation,
                 )
-                if tracker:
-                    _record(result, federation, tracker)
+                experiment.call("on_run_end", result=result)
             if checkpoint:
                 checkpoint.delete()
         return result
+
+
+@contextlib.contextmanager
+def _told(experiment: Experiment) -> Iterator[None]:
+    """However the run ends, callbacks and loggers are told. What fails in a callback of the user's costs nothing: the state is kept."""
+    try:
+        yield
+        experiment.finalize_loggers("success")
+    except BaseException as error:
+        if isinstance(error, CallbackError) and experiment.checkpoint is not None:
+            with contextlib.suppress(PersaflError):
+                experiment.save()
+                print(f"persafl: the state after update {experiment.state.arrivals} is kept; --resume continues from it", file=sys.stderr)
+        experiment.tell_error(error)
+        raise
 
 
 def _copied(backbone: L.LightningModule) -> L.LightningModule:
@@ -245,6 +264,7 @@ def work_of(config: Config, federation: Federation, backbone: L.LightningModule)
         config.devices,
         config.precision,
         config.clip,
+        config.sharing(),
     )
 
 
@@ -272,51 +292,12 @@ def affordable_evaluations(work: Work, timeline: Timeline, evaluated: Sequence[i
     return 1 + (0.8 * training / 3 - everything) / common
 
 
-@contextlib.contextmanager
-def _tracked(
-    config: Config, timeline: Timeline, run_id: str | None, tags: dict[str, str] | None, hurry: Callable[[], bool]
-) -> Iterator[Tracker | None]:
-    """A tracker, or None if tracking is off; however the run ends, the tracker is told."""
+def _tracker(config: Config, run_id: str | None, tags: dict[str, str] | None, hurry: Callable[[], bool]) -> Tracker | None:
     if not config.tracking.enabled:
-        yield None
-        return
+        return None
     from persafl_lit.tracking import Tracker
 
-    tracker = Tracker(config, run_id, tags, hurry)
-    tracker.begins(timeline)
-    try:
-        yield tracker
-    except (Interrupted, KeyboardInterrupt) as stopped:
-        tracker.finish("KILLED", str(stopped) or "interrupted")
-        raise
-    except BaseException as failure:
-        tracker.finish("FAILED", f"{type(failure).__name__}: {failure}")
-        raise
-    tracker.finish("FINISHED")
-
-
-def _record(result: Result, federation: Federation, tracker: Tracker) -> None:
-    """A finished run's results, picture and model, into tracking."""
-    tracker.results(result.summary(), result.curves(), result.clients())
-    try:
-        _illustrate(result, federation, tracker)
-    except Exception as error:  # whatever it is, the results count
-        print(f"persafl: the run's picture or model could not be kept: {located(error)}", file=sys.stderr)
-
-
-def _illustrate(result: Result, federation: Federation, tracker: Tracker) -> None:
-    staging = tracker.staging
-    if result.config.tracking.figures:
-        from persafl_lit.report.overview import draw_run
-
-        draw_run(result.config.name, result.curves(), result.timeline, result.buffer, result.clients(), staging / "run.png")
-        tracker.file(staging / "run.png", "figures")
-    if result.config.tracking.model and isinstance(federation, Samples):
-        from persafl_lit.tracking.store import save_model
-
-        example, _ = next(federation.whole(0, "test", 2))[0]
-        if save_model(copy.deepcopy(result.model).float(), example.float().contiguous(), staging / "model"):
-            tracker.file(staging / "model", "model")
+    return Tracker(config, run_id, tags, hurry)
 
 
 @contextlib.contextmanager

@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO
+from types import MappingProxyType, TracebackType
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from persafl_lit.errors import CheckpointError, TakenError, UnwritableError, first_line
+from persafl_lit.errors import CheckpointError, OtherRunError, TakenError, UnwritableError
 from persafl_lit.evaluate import Measured, Point, Scores
-from persafl_lit.executors import Task
 from persafl_lit.lock import Lock
-from persafl_lit.server import State
+from persafl_lit.messages import NO_VISIT, Tensors, Train
+from persafl_lit.sealed import read_sealed, write_sealed
+from persafl_lit.server import Slot, State
+from persafl_lit.slots import Slots
 
-FORMAT = 4
-MARK = b"\nsha256 "
-DIGEST = len(MARK) + 64
-"""Bytes that the checksum takes at the end of a file; `torch.load` ignores them."""
-
-Captured = tuple[float, int, dict[str, float], list[Tensor]]
-"""A moment whose evaluation was not done: its time, updates, training numbers and models."""
+FORMAT = 5
+NOT_OURS = "the checkpoint does not hold what this version writes; delete it to start anew"
 
 
 class Checkpoint:
-    """The last two states of a run, each in a file that is whole or not there: written to a temporary name, flushed and renamed.
+    """The last two states of a run, each in a file that is whole or not there, and the memories of clients beside them.
 
-    A file ends in the SHA-256 of what is before it, so that a truncated or changed one is recognised and the one before it used.
-    Who writes holds the lock beside them: `claim` it first, and leave the context to give it back.
+    A truncated or changed file is recognised, and the one before it used. Who writes holds the lock beside them: `claim` it first,
+    and leave the context to give it back.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.previous = path.with_suffix(".previous.pt")
         self.lock = Lock(path.with_suffix(".lock"))
+        self.slots = Slots(path)
         self._newest_is_damaged = False
 
     def __enter__(self) -> Checkpoint:
@@ -69,29 +62,18 @@ class Checkpoint:
     def exists(self) -> bool:
         return self.path.exists() or self.previous.exists()
 
-    def save(self, identity: str, content: dict[str, Any]) -> None:
+    def save(self, identity: str, content: dict[str, Any], memories: Mapping[tuple[int, int], Tensors] = MappingProxyType({})) -> None:
+        """Keep this state; `memories` are the slots that it names."""
         if not self.claim():
             raise TakenError(f"cannot write the checkpoint {self.path}: {self.owner()} is doing the same run")
-        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "wb") as file:
-                summed = _Summed(file)
-                torch.save({"format": FORMAT, "identity": identity, **content}, summed)  # type: ignore[arg-type]
-                file.write(MARK + summed.sum.hexdigest().encode())
-                file.flush()
-                os.fsync(file.fileno())
-            if self.path.exists() and not self._newest_is_damaged:
-                os.replace(self.path, self.previous)
-            os.replace(temporary, self.path)
-            self._newest_is_damaged = False
-            _flush_folder(self.path.parent)
-        except (OSError, RuntimeError) as error:  # torch says RuntimeError when the disk is full
-            why = getattr(error, "strerror", None) or first_line(error)
-            raise UnwritableError(f"cannot write the checkpoint {self.path}: {why}; make room or choose another checkpoint.dir") from None
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+        segments = self.slots.write(identity, memories)
+        write_sealed(self.path, {"format": FORMAT, "identity": identity, **content, "segments": segments}, self._keep_newest)
+        self._newest_is_damaged = False
+        self.slots.named()
+
+    def _keep_newest(self) -> None:
+        if self.path.exists() and not self._newest_is_damaged:
+            os.replace(self.path, self.previous)
 
     def check(self) -> None:
         """Refuse a folder that could not be written, before any work is done."""
@@ -104,16 +86,24 @@ class Checkpoint:
         damaged: list[str] = []
         for path in (self.path, self.previous):
             try:
-                content = _read(path)
+                content = read_sealed(path)
+                if content.get("format") != FORMAT:
+                    raise CheckpointError(_other_format(path, content.get("format")))
+                if content.get("identity") != identity:
+                    raise OtherRunError(
+                        f"the checkpoint {path} belongs to another run (config, data, timeline or first model differ); "
+                        "delete it or run without --resume"
+                    )
+                content["memories"] = self.slots.read(identity, content["segments"])
             except FileNotFoundError:
                 continue
+            except OtherRunError:
+                raise
             except CheckpointError as error:
                 damaged.append(str(error))
                 continue
-            if content.get("identity") != identity:
-                raise CheckpointError(
-                    f"the checkpoint {path} belongs to another run (config, data, timeline or first model differ); delete it or run without --resume"
-                )
+            except (KeyError, TypeError, ValueError, AttributeError):
+                raise CheckpointError(NOT_OURS) from None
             if damaged:
                 self._newest_is_damaged = True
                 print(f"persafl: {damaged[0]}; the one before it is used", file=sys.stderr)
@@ -128,67 +118,53 @@ class Checkpoint:
             if self.exists() and self.claim():
                 for path in (self.path, self.previous):
                     path.unlink(missing_ok=True)
+                self.slots.delete()
 
 
-class _Summed:
-    """A file that sums what is written to it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.sum = hashlib.sha256()
-
-    def write(self, part: Any) -> int:
-        self.sum.update(part)
-        return self.file.write(part)
-
-    def flush(self) -> None:
-        self.file.flush()
+def _other_format(path: Path, found: Any) -> str:
+    if isinstance(found, int) and found < FORMAT:
+        return (
+            f"the checkpoint {path} is of another version of persafl_lit, an earlier one, and cannot be continued by this one; "
+            "finish the run with that version, or run without --resume"
+        )
+    return f"the checkpoint {path} is of another version of persafl_lit"
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """A sound checkpoint: tensors and plain values only, nothing else is unpickled."""
-    try:
-        whole = path.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be read: {error.strerror}") from None
-    payload, found = whole[:-DIGEST], whole[-DIGEST:]
-    if found != MARK + hashlib.sha256(payload).hexdigest().encode():
-        raise CheckpointError(f"the checkpoint {path} is truncated or was changed: its checksum is wrong")
-    try:
-        content = torch.load(io.BytesIO(payload), weights_only=True)
-    except Exception as error:  # a file made by someone else can raise anything
-        raise CheckpointError(f"the checkpoint {path} cannot be read: {first_line(error)}") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise CheckpointError(f"the checkpoint {path} is of another version of persafl_lit")
-    return content
+# -- what a checkpoint holds ------------------------------------------------------------------------------------------
+
+Memories = dict[tuple[int, int], Tensors]
+"""Slots by (client, visit)."""
 
 
-def _flush_folder(folder: Path) -> None:
-    """The renaming, too, must survive a power cut; some file systems cannot be asked."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def pack_state(state: State, memories: Memories) -> dict[str, Any]:
+    """Plain values and tensors, with memories by name; the memories themselves are added to `memories`."""
+    memories |= {(client, slot.visit): slot.tensors for client, slot in state.memories.items()}
+    return {**vars(state), "memories": {client: slot.visit for client, slot in state.memories.items()}}
 
 
-def pack(state: State, pending: dict[int, Task], points: list[Point], captured: list[Captured]) -> dict[str, Any]:
-    """Plain values and tensors. A model that several jobs read is stored once: they share its storage."""
-    return {
-        "state": dict(vars(state)),
-        "pending": {index: list(task) for index, task in pending.items()},
-        "points": [[p.sim_time, p.updates, _numbers(p.scores), p.training, _numbers(p.held_out)] for p in points],
-        "captured": [list(moment) for moment in captured],
-    }
+def unpack_state(content: dict[str, Any], memories: Memories) -> State:
+    named = {client: Slot(visit, memories[client, visit]) for client, visit in content["memories"].items()}
+    return State(**{**content, "memories": named})
 
 
-def unpack(content: dict[str, Any]) -> tuple[State, dict[int, Task], list[Point], list[Captured]]:
-    points = [Point(time, updates, _scores(rows), training, _scores(held)) for time, updates, rows, training, held in content["points"]]
-    pending = {index: Task(*task) for index, task in content["pending"].items()}
-    return State(**content["state"]), pending, points, [(time, count, training, models) for time, count, training, models in content["captured"]]
+def pack_job(job: Train, memories: Memories) -> list[Any]:
+    if job.after != NO_VISIT:
+        memories[job.client, job.after] = job.memory
+    return [job.client, job.visit, dict(job.read), job.after]
+
+
+def unpack_job(content: list[Any], memories: Memories) -> Train:
+    client, visit, read, after = content
+    return Train(client, visit, read, {} if after == NO_VISIT else memories[client, after], after)
+
+
+def pack_point(point: Point) -> list[Any]:
+    return [point.sim_time, point.updates, _numbers(point.scores), point.training, _numbers(point.held_out)]
+
+
+def unpack_point(content: list[Any]) -> Point:
+    sim_time, updates, scores, training, held_out = content
+    return Point(sim_time, updates, _scores(scores), training, _scores(held_out))
 
 
 def _numbers(scores: Sequence[Scores]) -> list[list[Any]]:

@@ -7,8 +7,8 @@ A *backbone* is any LightningModule whose `training_step(batch, batch_idx)` retu
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import lightning as L
 import torch
@@ -21,6 +21,7 @@ from persafl_lit.data import Federation, Quadratics, Samples
 from persafl_lit.data.federation import Batch
 from persafl_lit.errors import ConfigError, ModelError, located, shown
 from persafl_lit.loss import FlatLoss, refuse_float_buffers
+from persafl_lit.messages import Tensors
 from persafl_lit.models import Custom, Point
 from persafl_lit.objectives import Objective, Step
 from persafl_lit.streams import torch_seed
@@ -106,23 +107,21 @@ def check_backbone(backbone: Any) -> L.LightningModule:
 # -- local training ---------------------------------------------------------------------------------------------------
 
 
-class Report(NamedTuple):
-    """What a job did, in numbers."""
-
-    loss: float
-    evaluations: int
-    residual: float | None
-
-
 class ClientModule(L.LightningModule):
     """Algorithm 2: from the model read, Q steps w_{i,q+1} = w_{i,q} - eta * gradient of the objective.
 
-    `training_step` is one such step under manual optimisation; its batch is a list of as many `Batch`es as the objective
-    asks for. Runs under the Fabric loop (`local_training`, one job) and under `Trainer.fit` (one client alone).
+    `training_step` is one such step under manual optimisation; its batch is a list of as many `Batch`es as the objective asks
+    for. The Fabric loop runs it through `visit` (one job), and so does `Trainer.fit` (one client alone).
     """
 
     def __init__(
-        self, backbone: L.LightningModule, objective: Objective, eta: float, smoothness: float | None = None, clip: float | None = None
+        self,
+        backbone: L.LightningModule,
+        objective: Objective,
+        eta: float,
+        smoothness: float | None = None,
+        clip: float | None = None,
+        private: Collection[str] = (),
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -131,42 +130,54 @@ class ClientModule(L.LightningModule):
         self.eta = eta
         self.smoothness = smoothness
         self.clip = clip
+        self.private = private
         # A backbone may call self.log; a job's metrics are returned instead (one database call per step is too dear).
         backbone.log = backbone.log_dict = _ignore  # type: ignore[method-assign,assignment]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Called once the backbone is where it will be trained: its parameters become one vector."""
-        self.f = FlatLoss(self.backbone, self.smoothness, _layers(self.backbone))
-        self.w = self.f.point.clone() if self.objective.moves else self.f.point
-        self.read = self.w.clone()
-        self.correction: Tensor | None = None
+        self.flatten()
         return torch.optim.SGD([self.w], lr=self.eta)
 
+    def flatten(self) -> None:
+        """The backbone's parameters as one vector w, and the place where each visit begins."""
+        self.f = FlatLoss(self.backbone, self.smoothness, _layers(self.backbone), self.private)
+        self.w = self.f.point.clone() if self.objective.moves else self.f.point
+        self.read = self.w.clone()
+        self.given: Tensors = {}
+
+    def on_train_start(self) -> None:
+        """Under `Trainer.fit`, whose optimizer counts the steps."""
+        self._optimizer = self.optimizers()
+
     def training_step(self, batch: Sequence[Batch], batch_idx: int) -> Tensor:
-        """One local step under `Trainer.fit`. Returns the loss where the step began, or near it."""
+        """Algorithm 2, one local step. Returns the loss where the step began, or near it."""
         self.f.losses.clear()
-        self.w.grad = self.objective.gradient(self.f, Step(self.w, self.read, batch, self.correction))
-        self.w.grad = clipped(self.w.grad, self.clip)
-        self.optimizers().step()  # type: ignore[union-attr]
+        self.gradient = self.objective.gradient(self.f, Step(self.w, self.read, batch, self.given))
+        gradient = clipped(self.gradient, self.clip)
+        if self._optimizer is None:
+            self.w.add_(gradient, alpha=-self.eta)  # what the optimizer does, without its bookkeeping
+        else:
+            self.w.grad = gradient
+            self._optimizer.step()
         return self.f.losses[0]
 
+    _optimizer: Any = None
+
     def on_train_end(self) -> None:
+        self._optimizer = None
         self.f.at(self.w)
 
-    def local_training(self, read: Tensor, correction: Tensor | None, steps: Sequence[Sequence[Batch]]) -> Report:
-        """Algorithm 2, lines 3 to 12: a whole job. Afterwards `self.w` is w_{i,Q}."""
-        self.read, self.correction = read, correction
+    def visit(self, read: Tensor, given: Tensors, steps: Sequence[Sequence[Batch]]) -> tuple[float, float | None]:
+        """Algorithm 2, lines 3 to 12: a whole job. Afterwards `self.w` is w_{i,Q}. Returns the mean loss and the last step's residual."""
+        self.read, self.given = read, given
         self.w.copy_(read)
         self.backbone.train()
-        before, firsts = self.f.evaluations, []
-        for batches in steps:
-            self.f.losses.clear()
-            stood = self.w.clone() if batches is steps[-1] else self.w
-            gradient = self.objective.gradient(self.f, Step(self.w, read, batches, correction))
-            self.w.add_(clipped(gradient, self.clip), alpha=-self.eta)  # what the optimizer does, without its bookkeeping
-            firsts.append(self.f.losses[0])
-        residual = self.objective.residual(self.f, Step(stood, read, batches, correction), gradient)
-        return Report(float(torch.stack(firsts).double().mean()), self.f.evaluations - before, residual)
+        firsts = [self.training_step(batches, step) for step, batches in enumerate(steps[:-1])]
+        stood = self.w.clone()
+        firsts.append(self.training_step(steps[-1], len(steps) - 1))
+        residual = self.objective.residual(self.f, Step(stood, read, steps[-1], given), self.gradient)
+        return float(torch.stack(firsts).double().mean()), residual
 
     def whole_gradient(self, w: Tensor, chunks: Sequence[tuple[Batch, int]]) -> Tensor:
         """grad f_i(w) over all of a client's data."""

@@ -24,6 +24,7 @@ from persafl_lit.nested import GROUPS, flatten, get, put
 from persafl_lit.objectives import OBJECTIVES, Objective
 from persafl_lit.server import RULES, ControlVariates, Rule
 from persafl_lit.settings import Checkpoints, Eval, Tracking, positive
+from persafl_lit.sharing import Sharing
 from persafl_lit.timeline import DELAYS, SCHEDULES, Setting, Timeline
 from persafl_lit.typed import coerce, construct, keys
 from persafl_lit.written import as_mapping, conf_folders, find, flat_keys, load, load_choice, to_yaml
@@ -31,6 +32,8 @@ from persafl_lit.written import choices as choices
 
 NEUTRAL = ("tracking", "checkpoint", "executor", "workers")
 """Keys that change where and how fast a run goes, but no bit of its result."""
+ADDED = {"method.private": ["none"]}
+"""Keys that 0.1 did not have, with the value that means what it did: they are no part of a run's name then."""
 COUNTS = {"clients": MOST_CLIENTS, "local_steps": MOST_STEPS, "batch_size": math.inf, "updates": MOST_VISITS, "workers": MOST_WORKERS}
 """Whole numbers >= 1, and where they end."""
 PRECISION_NAMES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
@@ -94,6 +97,8 @@ class Config:
     def hash(self) -> str:
         """A name for the run's result: equal configs, up to keys that change no bit of it, have equal hashes."""
         telling = {key: value for key, value in self.values.items() if key not in NEUTRAL}
+        for key, usual in ADDED.items():
+            telling = without(telling, key.split("."), usual)
         return hashlib.sha256(json.dumps(telling, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -132,6 +137,9 @@ class Config:
         cls = choice_of("method.objective", self.method["objective"], OBJECTIVES)
         return construct(cls, {key: self.method[key] for key in keys(cls)}, "method")
 
+    def sharing(self) -> Sharing:
+        return construct(Sharing, {key: self.method[key] for key in keys(Sharing)}, "method")
+
     def rule(self, clients: int, timeline: Timeline) -> Rule:
         cls = choice_of("method.rule", self.method["rule"], RULES)
         values = {key: self.method[key] for key in keys(cls) if key != "clients"}
@@ -140,7 +148,7 @@ class Config:
         if issubclass(cls, ControlVariates):
             values["clients"] = clients
         rule = construct(cls, values, "method")
-        if self.objective().control != isinstance(rule, ControlVariates):
+        if self.objective().sends != rule.receives:
             raise ConfigError("method.objective=scaffold and method.rule=control_variates go together or not at all")
         rule.check(timeline)
         return rule
@@ -251,12 +259,22 @@ def _fit_method(method: dict[str, Any]) -> None:
     """A method has the keys of its objective and of its rule, and no others."""
     objective = choice_of("method.objective", method.get("objective"), OBJECTIVES)
     rule = choice_of("method.rule", method.get("rule"), RULES)
-    owned = [*keys(objective), *(key for key in keys(rule) if key != "clients")]
-    defaults = {f.name: f.default for cls in (objective, rule) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    owned = [*keys(objective), *(key for key in keys(rule) if key != "clients"), *keys(Sharing)]
+    defaults = {f.name: f.default for cls in (objective, rule, Sharing) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     fitted = {key: method.get(key, defaults[key]) for key in owned}
+    fitted["private"] = list(construct(Sharing, {"private": fitted["private"]}, "method").private)
     kept = {key: method[key] for key in ("name", "objective", "rule")}
     method.clear()
     method.update(kept | fitted)
+
+
+def without(values: Mapping[str, Any], path: Sequence[str], usual: Any) -> dict[str, Any]:
+    """The values without the key at `path`, if it is there and has this value."""
+    first, *rest = path
+    if first not in values or (not rest and values[first] != usual):
+        return dict(values)
+    left = {key: value for key, value in values.items() if key != first}
+    return {**left, first: without(values[first], rest, usual)} if rest else left
 
 
 def choice_of(key: str, name: Any, table: Mapping[str, T]) -> T:

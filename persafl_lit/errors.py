@@ -42,6 +42,10 @@ class CheckpointError(PersaflError):
     """A checkpoint that does not belong to this run or cannot be read."""
 
 
+class OtherRunError(CheckpointError):
+    """A checkpoint that belongs to another run."""
+
+
 class TakenError(CheckpointError):
     """A run that another process is doing now."""
 
@@ -64,6 +68,10 @@ class Interrupted(PersaflError):
 
 class ModelError(PersaflError):
     """A model of the user's that fails while it is built, trained or evaluated."""
+
+
+class CallbackError(PersaflError):
+    """A callback or a logger of the user's that fails; the run's state has been kept."""
 
 
 class WorkerError(PersaflError):

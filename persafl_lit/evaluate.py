@@ -7,7 +7,7 @@ only training data; validation and test splits are only ever measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -23,7 +23,11 @@ from persafl_lit.objectives import Maml, Moreau, Objective
 from persafl_lit.streams import torch_seed
 
 if TYPE_CHECKING:
+    import lightning as L
+
     from persafl_lit.client import ClientModule
+    from persafl_lit.messages import Tensors
+    from persafl_lit.server import State
 
 CHUNK = 1024
 
@@ -167,6 +171,14 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class Captured:
+    """The server's state when an evaluation was due; training has gone on since."""
+
+    state: State
+    build: Callable[[State], L.LightningModule]
+
+
+@dataclass(frozen=True)
 class Point:
     """All clients at one moment of simulated time."""
 
@@ -177,6 +189,23 @@ class Point:
     """What training cost in all and saw since the last point."""
     held_out: tuple[Scores, ...] = ()
     """The clients that never train."""
+    captured: Captured | None = field(default=None, repr=False, compare=False)
+    """What was evaluated, for callbacks; a run's list of points does not keep it."""
+
+    @property
+    def model(self) -> L.LightningModule:
+        """A copy of the backbone with the weights that were evaluated: shared ones, and initial values of private ones."""
+        return self._captured().build(self._captured().state)
+
+    @property
+    def memory(self) -> dict[int, Tensors]:
+        """What each client kept at that moment; clients that kept nothing are not in it."""
+        return {client: slot.tensors for client, slot in self._captured().state.memories.items()}
+
+    def _captured(self) -> Captured:
+        if self.captured is None:
+            raise ConfigError("the model of an evaluation is there for callbacks that are told of it (on_evaluation), not afterwards")
+        return self.captured
 
     def accuracy(self) -> dict[str, float]:
         """Of the clients that train."""

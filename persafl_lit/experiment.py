@@ -3,39 +3,39 @@ of simulated time."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import hashlib
 import json
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from lightning.fabric import Fabric
 from torch import Tensor
 
-from persafl_lit.checkpoint import Checkpoint, pack, unpack
+from persafl_lit.checkpoint import NOT_OURS, Checkpoint, Memories, pack_job, pack_point, pack_state, unpack_job, unpack_point, unpack_state
 from persafl_lit.data.federation import Federation
-from persafl_lit.errors import CheckpointError, ConfigError, DivergenceError, Interrupted, PersaflError
-from persafl_lit.evaluate import Point
-from persafl_lit.executors import Evaluation, Executor, Task, Update
-from persafl_lit.server import Arrival, Rule, State
+from persafl_lit.errors import CallbackError, CheckpointError, ConfigError, DivergenceError, Interrupted, PersaflError, located
+from persafl_lit.evaluate import Captured, Point, Scores
+from persafl_lit.executors import Evaluation, Executor
+from persafl_lit.messages import Evaluate, Tensors, Train, Update
+from persafl_lit.server import Rule, Slot, State
 from persafl_lit.streams import rng
 from persafl_lit.timeline import Job, Timeline
 
+if TYPE_CHECKING:
+    import lightning as L
+    from lightning.fabric.loggers.logger import Logger
+
 MOST_POINTS = 100_000
-
-
-class Observer(Protocol):
-    """Someone who watches a run: a progress bar, a tracker."""
-
-    def on_update(self, index: int, job: Job, staleness: int, loss: float) -> None:
-        """An update has been applied."""
-
-    def on_point(self, point: Point) -> None:
-        """An evaluation is done (on resuming: was done before)."""
 
 
 @dataclass
@@ -50,10 +50,10 @@ class Tally:
     worst_staleness: int = 0
 
     def add(self, update: Update, staleness: int) -> None:
-        self.grad_evals += update.report.evaluations
+        self.grad_evals += update.evaluations
         self.updates += 1
-        self.loss += update.report.loss
-        self.residual += update.report.residual or 0.0
+        self.loss += update.loss
+        self.residual += update.residual or 0.0
         self.staleness += staleness
         self.worst_staleness = max(self.worst_staleness, staleness)
 
@@ -67,24 +67,26 @@ class Tally:
             "staleness_mean": self.staleness / count,
             "staleness_max": self.worst_staleness,
         }
-        self.__init__(grad_evals=self.grad_evals)  # type: ignore[misc]
+        vars(self).update(vars(Tally(grad_evals=self.grad_evals)))
         return means
 
 
 @dataclass
 class OpenPoint:
-    """A moment whose models are captured while its evaluation goes on beside the training."""
+    """A moment whose state is captured while its evaluation goes on beside the training."""
 
     sim_time: float
-    updates: int
     training: dict[str, float]
+    state: State
     evaluation: Evaluation
 
 
 @dataclass
 class Experiment:
-    """A run, ready to walk."""
+    """A run, ready to walk. Callbacks are given it: they may read `timeline`, `state` and `points`, and call `stop`."""
 
+    fabric: Fabric
+    """Device and precision of the run, its callbacks and its loggers."""
     timeline: Timeline
     rule: Rule
     executor: Executor
@@ -95,143 +97,267 @@ class Experiment:
     """The clients to evaluate."""
     measure_gradient: bool = False
     """Whether evaluations also measure |grad F(w)|^2 of the method's own cost."""
-    observers: Sequence[Observer] = ()
     checkpoint: Checkpoint | None = None
-    """None is none, also when asked to stop."""
+    """If None, nothing is saved, even on interrupt."""
     checkpoint_every: int = 0
     """Updates between checkpoints; 0 is never."""
     checkpoint_seconds: float | None = None
     """Wall seconds between checkpoints; None is never."""
     skip_divergence: bool = False
     """Whether an update that is not finite is left out and counted, instead of ending the run."""
-    extra: Callable[[], dict[str, Any]] = dict
-    """Plain values to keep in the checkpoint, such as the tracking run's id."""
+    build_model: Callable[[State], L.LightningModule] | None = None
+    """A copy of the backbone with the weights of a state, for callbacks."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The config under dotted keys."""
     should_stop: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
-        self.state = State(self.executor.worker.start)
+        worker = self.executor.worker
+        self.state = State(worker.start)
         self.points: list[Point] = []
         self.tally = Tally()
         self.open: list[OpenPoint] = []
-        self._last: Evaluation | None = None
+        self.wall_before = 0.0
+        """Wall seconds of the run before it was resumed."""
+        self._wall_start = time.monotonic()
+        self._last: tuple[Evaluation, State] | None = None
+        self._stopped: Point | None = None
+        self._identity = ""
         buffer = self.rule.arrivals_per_version
         self.staleness = self.timeline.staleness(buffer).tolist()
-        # A job may start as soon as the version it reads exists: after this many arrivals.
+        # A job may start as soon as what it reads exists: the version of the model, and its client's memory.
         readable = self.timeline.reads // buffer * buffer
+        if worker.keeps:
+            readable = np.maximum(readable, self.timeline.last_visits())
         self._queue = np.argsort(readable, kind="stable")
         self._readable = readable[self._queue]
         self._submitted = 0
         self._saved_at = time.monotonic()
         self._warned: set[str] = set()
 
-    def identity(self, *parts: str) -> str:
+    def identify(self, *parts: str) -> str:
         """A name for exactly this computation: the config's hash and what the config only points at."""
-        first = self.executor.worker.start.double().cpu().numpy().tobytes()
+        worker = self.executor.worker
+        first = worker.model(worker.start, {}).double().cpu().numpy().tobytes()
         seen = json.dumps([*parts, self.timeline.digest(), hashlib.sha256(first).hexdigest()])
-        return hashlib.sha256(seen.encode()).hexdigest()
+        self._identity = hashlib.sha256(seen.encode()).hexdigest()
+        return self._identity
 
-    def restore(self, content: dict[str, Any]) -> None:
-        """Go on where a checkpoint was written."""
+    def wall_seconds(self) -> float:
+        return self.wall_before + time.monotonic() - self._wall_start
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def restore(self) -> bool:
+        """Go on where a checkpoint was written; False if there is none."""
+        assert self.checkpoint is not None
+        content = self.checkpoint.load(self._identity)
+        if content is None:
+            return False
         try:
-            self.state, pending, self.points, captured = unpack(content)
+            memories = content["memories"]
+            self.state = unpack_state(content["state"], memories)
+            self.points = [unpack_point(point) for point in content["points"]]
             self.tally = Tally(**content["tally"])
+            self.wall_before += float(content["wall_seconds"])
+            pending = {index: unpack_job(job, memories) for index, job in content["pending"].items()}
+            captured = [(time, training, unpack_state(state, memories)) for time, training, state in content["captured"]]
+            stopped, states = content["stopped"], dict(content["callbacks"])
             fits = self.state.w.shape == self.executor.worker.start.shape and 0 <= self.state.arrivals <= len(self.timeline)
         except (KeyError, TypeError, ValueError, AttributeError):
             fits = False
         if not fits:
-            raise CheckpointError("the checkpoint does not hold what this version writes; delete it to start anew")
-        for index, task in pending.items():
-            self.executor.submit(index, task)
-        for sim_time, updates, training, models in captured:
-            self._open_point(sim_time, updates, training, models)
+            raise CheckpointError(NOT_OURS)
+        for callback, key in self._keys():
+            if key in states:
+                with self._naming(callback, "load_state_dict"):
+                    callback.load_state_dict(states[key])
+        if stopped:
+            self._stop_here(self.points[-1])
+        for index, job in pending.items():
+            self.executor.submit(index, job)
+        for sim_time, training, state in captured:
+            self._open_point(sim_time, training, state)
         self._submitted = int(np.searchsorted(self._readable, self.state.arrivals, side="right"))
+        return True
+
+    def save(self) -> None:
+        assert self.checkpoint is not None
+        memories: Memories = {}
+        content = {
+            "state": pack_state(self.state, memories),
+            "pending": {index: pack_job(job, memories) for index, job in self.executor.pending.items()},
+            "points": [pack_point(point) for point in self.points],
+            "captured": [[point.sim_time, point.training, pack_state(point.state, memories)] for point in self.open],
+            "tally": asdict(self.tally),
+            "wall_seconds": self.wall_seconds(),
+            "stopped": self._stopped is not None,
+            "callbacks": {key: state for callback, key in self._keys() if (state := self._callback_state(callback))},
+        }
+        self.checkpoint.save(self._identity, content, memories)
+        self._saved_at = time.monotonic()
+        self.call("on_checkpoint")
+
+    def _keys(self) -> list[tuple[Any, str]]:
+        """Callbacks that may have a state, each with a name that a resumed run gives it again."""
+        named: list[tuple[Any, str]] = []
+        for callback in self.fabric._callbacks:
+            if callable(getattr(callback, "state_dict", None)) and callable(getattr(callback, "load_state_dict", None)):
+                kind = f"{type(callback).__module__}.{type(callback).__qualname__}"
+                named.append((callback, f"{kind} {sum(key.startswith(f'{kind} ') for _, key in named)}"))
+        return named
+
+    def _callback_state(self, callback: Any) -> Any:
+        with self._naming(callback, "state_dict"):
+            state = callback.state_dict()
+            refuse_objects(state)
+            return state
+
+    # -- callbacks ----------------------------------------------------------------------------------------------------
+
+    def call(self, hook: str, **about: Any) -> None:
+        """Tell every callback; the error of one that fails names it."""
+        try:
+            self.fabric.call(hook, experiment=self, **about)
+        except (PersaflError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise CallbackError(f"the callback {culprit(error)} failed in {hook}: {located(error)}") from error
+
+    def tell_error(self, error: BaseException) -> None:
+        """Every callback and logger, whatever another one does when it is told."""
+        told: list[Callable[[], None]] = [functools.partial(self.finalize_loggers, "failed")]
+        for callback in self.fabric._callbacks:
+            alone = copy.copy(self.fabric)
+            alone._callbacks = [callback]
+            told.append(functools.partial(alone.call, "on_run_error", experiment=self, error=error))
+        for tell in told:
+            try:
+                tell()
+            except Exception as another:
+                print(f"persafl: a callback failed in on_run_error: {located(another)}", file=sys.stderr)
+
+    @contextlib.contextmanager
+    def _naming(self, callback: Any, method: str) -> Iterator[None]:
+        try:
+            yield
+        except (PersaflError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise CallbackError(f"the callback {type(callback).__name__} failed in {method}: {located(error)}") from error
+
+    def stop(self, point: Point) -> None:
+        """End the run as of this point: its model, memories and counts, whatever has been trained since, are the run's."""
+        if point.captured is None:
+            raise ConfigError("experiment.stop takes the point that on_evaluation was given")
+        self._stopped = point
+
+    def _stop_here(self, point: Point) -> None:
+        """Forget what came after the point."""
+        self._stopped = point
+        if point.captured is not None:
+            self.state = point.captured.state
+        self.executor.forget_jobs()
+        self.open.clear()
+        self.points = [known for known in self.points if known.updates <= point.updates and known.sim_time <= point.sim_time]
+        self.moments = [known.sim_time for known in self.points]
+        self.timeline = self.timeline.until(point.sim_time, point.updates)
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Hand out the first jobs."""
         self._submit_readable()
         self.executor.begin()
 
-    def run(self, identity: str) -> None:
+    def run(self) -> None:
         """Algorithm 1: whenever an update arrives, apply it."""
         self.begin()
-        for point in self.points:
-            self._announce(point)
+        self.call("on_run_start")
+        for logger in self.fabric.loggers:
+            with self._naming(logger, "log_hyperparams"):
+                logger.log_hyperparams(dict(self.settings))
+            for point in self.points:  # from before a resume: a logger that was made anew has nothing of them
+                self._log(logger, point)
         try:
-            self._walk(identity)
+            self._walk()
         except DivergenceError:
             self._close_points(wait=True)  # what was captured before counts, whoever has got how far with it
             raise
         self._capture_before(math.inf)
-        while self.open:
+        while self.open and self._stopped is None:
             self.executor.finish(self.open[0].evaluation, self.should_stop)
-            self.heed_stop(identity)
+            self.heed_stop()
             self._close_points(wait=False)
+        if self._stopped is not None:
+            self._stop_here(self._stopped)
+            self._evaluate_by_all_rules()
 
-    def _walk(self, identity: str) -> None:
+    def _walk(self) -> None:
         for index in range(self.state.arrivals, len(self.timeline)):
             job = self.timeline[index]
             self._capture_before(job.arrives)
             while (arrived := self.executor.result(index, self.should_stop)) is None:
-                self.heed_stop(identity)
+                self.heed_stop()
             self._receive(index, job, *arrived)
             self._submit_readable()
             self._close_points(wait=False)
-            self.heed_stop(identity)
+            if self._stopped is not None:
+                return
+            self.heed_stop()
             if self.checkpoint and self._checkpoint_is_due():
-                self.save(identity)
+                self.save()
 
     def _checkpoint_is_due(self) -> bool:
         if self.checkpoint_every and self.state.arrivals % self.checkpoint_every == 0:
             return True
         return self.checkpoint_seconds is not None and time.monotonic() - self._saved_at >= self.checkpoint_seconds
 
-    def heed_stop(self, identity: str) -> None:
+    def heed_stop(self) -> None:
         """If asked to, write a checkpoint and stop."""
         if not self.should_stop():
             return
         where = f"stopped after update {self.state.arrivals} of {len(self.timeline)}"
         if self.checkpoint is None:
             raise Interrupted(f"{where}, without a checkpoint")
-        self.save(identity)
+        self.save()
         raise Interrupted(f"{where}; the same command with --resume continues")
 
-    def save(self, identity: str) -> None:
-        assert self.checkpoint is not None
-        captured = [(point.sim_time, point.updates, point.training, list(point.evaluation.models)) for point in self.open]
-        content = pack(self.state, self.executor.pending, self.points, captured)
-        self.checkpoint.save(identity, {**content, "tally": asdict(self.tally), "extra": self.extra()})
-        self._saved_at = time.monotonic()
-
     def _submit_readable(self) -> None:
-        """Hand out every job whose model exists by now."""
+        """Hand out every job whose model and memory exist by now."""
         until = int(np.searchsorted(self._readable, self.state.arrivals, side="right"))
         for index in self._queue[self._submitted : until].tolist():
             job = self.timeline[index]
-            read, correction = self.rule.read(self.state, job.client)
-            self.executor.submit(index, Task(job.client, job.visit, read, correction))
+            slot = self.state.memory(job.client)
+            self.executor.submit(index, Train(job.client, job.visit, self.rule.read(self.state), slot.tensors, slot.visit))
         self._submitted = max(self._submitted, until)
 
-    def _receive(self, index: int, job: Job, task: Task, update: Update | PersaflError) -> None:
+    def _receive(self, index: int, job: Job, message: Train, update: Update | PersaflError) -> None:
         if isinstance(update, PersaflError) and not isinstance(update, DivergenceError):
             raise update
         state, staleness = self.state, self.staleness[index]
-        before, at_stake = self.rule.model_of(state, job.client), state.in_waiting
-        loss = update.report.loss if isinstance(update, Update) else math.nan
-        if isinstance(update, Update) and math.isfinite(loss) and all(vector is None or is_finite(vector) for vector in update[:2]):
-            self.rule.apply(state, Arrival(job.client, task.read, update.delta, staleness, update.control))
+        w, kept, at_stake = state.w, dict(state.kept), state.in_waiting
+        loss = update.loss if isinstance(update, Update) else math.nan
+        memory: Tensors = {}
+        if isinstance(update, Update) and math.isfinite(loss) and all(map(is_finite, (*update.sent.values(), *update.memory.values()))):
+            self.rule.apply(state, message.read, update.sent, staleness)
             self.tally.add(update, staleness)
+            memory = update.memory
             at_stake += 1
         else:
             self._diverges(index, job, f" has loss {loss:.4g}; {self._advice()}" if isinstance(update, Update) else f": {update}")
-            self.tally.grad_evals += update.report.evaluations if isinstance(update, Update) else 0
+            self.tally.grad_evals += update.evaluations if isinstance(update, Update) else 0
             self.rule.arrive(state)
             state.skipped += 1
-        if not is_finite(self.rule.model_of(state, job.client)):
+        if not is_finite(state.w):
             self._diverges(index, job, f" makes the model infinite; {self._advice()}")
-            self.rule.put_back(state, job.client, before)
+            # As if this arrival, and the buffer that it completed, had not entered; other clients' memories stay as they are.
+            state.w, state.kept, state.waiting, state.in_waiting, state.arrivals = w, kept, None, 0, state.arrivals - 1
+            self.rule.arrive(state)
             state.skipped += at_stake
-        for observer in self.observers:
-            observer.on_update(index, job, staleness, loss)
+        elif memory:
+            state.memories[job.client] = Slot(job.visit, memory)
+        self.call("on_update", job=job, staleness=staleness, loss=loss)
 
     def _diverges(self, index: int, job: Job, how: str) -> None:
         """End the run, or say once that what diverges is left out."""
@@ -253,49 +379,120 @@ class Experiment:
     def _capture_before(self, moment: float) -> None:
         """Every evaluation that is due before `moment`; an update at the very moment of an evaluation counts."""
         while (count := len(self.points) + len(self.open)) < len(self.moments) and self.moments[count] < moment:
-            models = [self.rule.model_of(self.state, client) for client in self.evaluated]
-            self._open_point(self.moments[count], self.state.arrivals, self.tally.take() | {"skipped": self.state.skipped}, models)
+            training = self.tally.take() | {"skipped": self.state.skipped}
+            self._open_point(self.moments[count], training, self.state.snapshot())
 
-    def _open_point(self, sim_time: float, updates: int, training: dict[str, float], models: Sequence[Tensor]) -> None:
-        """Models are never changed in place, so they may be evaluated later; ones that are evaluated already are not again."""
+    def _open_point(self, sim_time: float, training: dict[str, float], state: State) -> None:
+        """Tensors are never changed in place, so a state may be evaluated later; one that is evaluated already is not again."""
         last = len(self.points) + len(self.open) + 1 == len(self.moments)
-        rules = len(self.executor.worker.work.finetune) if last else 1
-        known = self._last
-        if known is None or known.rules != rules or any(now is not then for now, then in zip(models, known.models, strict=True)):
-            gradients = sum(client < self.timeline.clients for client in self.evaluated) if self.measure_gradient else 0
-            self._last = known = self.executor.evaluate(self.evaluated, models, rules, updates, gradients)
-        self.open.append(OpenPoint(sim_time, updates, training, known))
+        rules = self._rules() if last else self._rules()[:1]
+        if self._last is None or self._last[0].rules != rules or not self._alike(state, self._last[1]):
+            self._last = self._evaluate(state, rules), state
+        self.open.append(OpenPoint(sim_time, training, state, self._last[0]))
+
+    def _alike(self, state: State, other: State) -> bool:
+        """Whether the evaluated clients would be evaluated from the same model and memory."""
+        return state.w is other.w and all(state.memory(client).visit == other.memory(client).visit for client in self.evaluated)
+
+    def _rules(self) -> tuple[str, ...]:
+        return tuple(self.executor.worker.work.finetune)
+
+    def _evaluate(self, state: State, rules: tuple[str, ...]) -> Evaluation:
+        read = {"w": state.w}
+        slots = {client: state.memory(client) for client in self.evaluated}
+        messages = [Evaluate(client, rules, read, slot.tensors, slot.visit) for client, slot in slots.items()]
+        return self.executor.evaluate(messages, state.arrivals, self._trained() if self.measure_gradient else 0)
+
+    def _trained(self) -> int:
+        """Of the evaluated clients, how many train: the first ones."""
+        return sum(client < self.timeline.clients for client in self.evaluated)
 
     def _close_points(self, wait: bool) -> None:
         """Record the evaluations that are done, in their order."""
-        while self.open and (self.open[0].evaluation.done or (wait and self.executor.finish(self.open[0].evaluation, self.should_stop))):
-            self._record(self.open.pop(0))
+        while self.open and self._stopped is None:
+            evaluation = self.open[0].evaluation
+            if not (evaluation.done or (wait and self.executor.finish(evaluation, self.should_stop))):
+                return
+            self._record(self.open[0])
+            self.open.pop(0)  # not before everybody has been told: a point at which a callback fails is evaluated again on resuming
 
     def _record(self, captured: OpenPoint) -> None:
-        scores = captured.evaluation.scores()
+        updates, evaluation = captured.state.arrivals, captured.evaluation
+        scores = self._finite_scores(evaluation, updates)
+        squared = evaluation.squared_gradient()
+        training = captured.training if squared is None else captured.training | {"grad_norm_sq": squared}
+        point = Point(captured.sim_time, updates, scores[: self._trained()], training, scores[self._trained() :])
+        self._announce(replace(point, captured=Captured(captured.state, self.build_model) if self.build_model else None))
+        self.points.append(point)
+
+    def _finite_scores(self, evaluation: Evaluation, updates: int) -> tuple[Scores, ...]:
+        scores = evaluation.scores()
         for client, score in zip(self.evaluated, scores, strict=True):
             if not math.isfinite(score.worst_loss()):
                 sentence = (
-                    f"the evaluation after update {captured.updates} diverges: client {client} has loss {score.own.test_loss:.4g} "
+                    f"the evaluation after update {updates} diverges: client {client} has loss {score.own.test_loss:.4g} "
                     f"after fine-tuning and {score.shared.test_loss:.4g} before; lower eval.finetune's step size or eta={self.eta:g}"
                 )
                 if not self.skip_divergence:
                     raise DivergenceError(sentence)
                 self._say_once("evaluation", f"{sentence}. The run goes on (on_divergence=skip); its mean losses are not finite")
-        trained = sum(client < self.timeline.clients for client in self.evaluated)
-        squared = captured.evaluation.squared_gradient()
-        training = captured.training if squared is None else captured.training | {"grad_norm_sq": squared}
-        point = Point(captured.sim_time, captured.updates, scores[:trained], training, scores[trained:])
-        self.points.append(point)
-        self._announce(point)
+        return scores
+
+    def _evaluate_by_all_rules(self) -> None:
+        """The last point of a run has further fine-tuning rules; one that became the last by `stop` gets them now."""
+        last = self.points[-1]
+        if len(self._rules()) == 1 or last.scores[0].beside:
+            return
+        evaluation = self._evaluate(self.state, self._rules())
+        while not self.executor.finish(evaluation, self.should_stop):
+            self.heed_stop()
+        scores = self._finite_scores(evaluation, last.updates)
+        self.points[-1] = replace(last, scores=scores[: self._trained()], held_out=scores[self._trained() :])
 
     def _announce(self, point: Point) -> None:
-        for observer in self.observers:
-            observer.on_point(point)
+        for logger in self.fabric.loggers:
+            self._log(logger, point)
+        self.call("on_evaluation", point=point)
+
+    # -- loggers ------------------------------------------------------------------------------------------------------
+
+    def _log(self, logger: Logger, point: Point) -> None:
+        """step = updates; simulated time is a metric, as a Lightning Logger has no other place for it."""
+        metrics = {name: value for name, value in point.metrics().items() if math.isfinite(value)}
+        with self._naming(logger, "log_metrics"):
+            logger.log_metrics({"sim_time": point.sim_time, **metrics}, step=point.updates)
+            logger.save()
+
+    def finalize_loggers(self, status: str) -> None:
+        for logger in self.fabric.loggers:
+            with self._naming(logger, "finalize"):
+                logger.finalize(status)
+
+
+def culprit(error: BaseException) -> str:
+    """The callback in which an error was raised: Fabric's loop over them knows it."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is Fabric.call.__code__ and "callback" in frame.f_locals:
+            return type(frame.f_locals["callback"]).__name__
+    return "of this run"
+
+
+def refuse_objects(value: Any, where: str = "state_dict()") -> None:
+    """Checkpoints are read without running code, so they hold tensors and plain values only."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            refuse_objects(part, f"{where}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for index, part in enumerate(value):
+            refuse_objects(part, f"{where}[{index}]")
+    elif not (value is None or isinstance(value, (bool, int, float, str, Tensor))):
+        raise TypeError(f"{where} is a {type(value).__name__}; checkpoints hold tensors, numbers, text, lists and dicts")
 
 
 def is_finite(vector: Tensor) -> bool:
     """Whether all values are finite, in one pass: nan and infinities show in the extremes (`torch.isfinite` takes 20 times longer)."""
+    if not vector.numel():
+        return True
     least, most = torch.aminmax(vector)
     return math.isfinite(float(least)) and math.isfinite(float(most))
 

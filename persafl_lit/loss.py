@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,23 +17,36 @@ class FlatLoss:
     """f(w; D) of `backbone`, whose trainable parameters become views of one vector, `point`.
 
     Their gradients are gathered in a second vector, so that a step is one vector operation. Weights of
-    2-d convolutions lie in channels_last order, which is faster on CPUs (and rounds otherwise than the usual order). The order of `point` is that of
-    `backbone.parameters()`; it is part of the checkpoint format. If f is the cross-entropy of plain `layers` and nothing else,
-    derivatives go through these by hand; else autograd finds them.
+    2-d convolutions lie in channels_last order, which is faster on CPUs (and rounds otherwise than the usual order). The order of
+    `point` is [shared, private], each in the order of `backbone.parameters()`; it is part of the checkpoint format. If f is the
+    cross-entropy of plain `layers` and nothing else, derivatives go through these by hand; else autograd finds them.
     """
 
-    def __init__(self, backbone: nn.Module, smoothness: float | None = None, layers: Sequence[nn.Module] = ()) -> None:
+    def __init__(
+        self,
+        backbone: nn.Module,
+        smoothness: float | None = None,
+        layers: Sequence[nn.Module] = (),
+        private: Collection[str] = (),
+    ) -> None:
         refuse_float_buffers(backbone)
         self.backbone = backbone
         self.smoothness = smoothness
         self._layers = layers
         self.evaluations = 0
         self.losses: list[Tensor] = []
-        self._parameters = [p for p in backbone.parameters() if p.requires_grad]
+        trainable = {name: p for name, p in backbone.named_parameters() if p.requires_grad}
+        self._parameters = list(trainable.values())
         if not self._parameters:
             raise ConfigError(f"the model {type(backbone).__name__} has no trainable parameters")
         first = self._parameters[0]
-        size = sum(p.numel() for p in self._parameters)
+        starts, size = {}, 0
+        for name in sorted(trainable, key=lambda name: name in private):
+            starts[name] = size
+            size += trainable[name].numel()
+        self._starts = [starts[name] for name in trainable]
+        self.shared = size - sum(trainable[name].numel() for name in private)
+        """How many values of `point` are shared: the first ones."""
         self.point = torch.empty(size, dtype=first.dtype, device=first.device)
         self._gradient = torch.zeros_like(self.point)
         self._one = torch.ones((), dtype=first.dtype, device=first.device)
@@ -43,10 +56,9 @@ class FlatLoss:
             parameter.data = value
 
     def _views(self, vector: Tensor) -> Iterator[Tensor]:
-        start = 0
-        for parameter in self._parameters:
+        """A vector's part for each parameter, in the backbone's order."""
+        for parameter, start in zip(self._parameters, self._starts, strict=True):
             flat = vector[start : start + parameter.numel()]
-            start += parameter.numel()
             if parameter.dim() == 4:
                 out, inside, height, width = parameter.shape
                 yield flat.view(out, height, width, inside).permute(0, 3, 1, 2)

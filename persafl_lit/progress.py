@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from persafl_lit.evaluate import Point
-from persafl_lit.timeline import Job, Timeline
+if TYPE_CHECKING:
+    from persafl_lit.evaluate import Point
+    from persafl_lit.experiment import Experiment
+    from persafl_lit.timeline import Job
 
 
 class ProgressBar:
-    """Updates, simulated time, staleness, last accuracy."""
+    """A callback that shows updates, simulated time, staleness and the last accuracy."""
 
     def __init__(self, title: str, quiet: bool = False) -> None:
         console = Console(stderr=True)
@@ -24,17 +26,21 @@ class ProgressBar:
         self._task = self._bar.add_task(title, total=None, status="")
         self._accuracy = ""
 
-    def watch(self, timeline: Timeline) -> list[ProgressBar]:
-        """Called when the timeline is known."""
-        self._total, self._horizon = len(timeline), timeline.horizon
-        self._bar.update(self._task, total=len(timeline))
-        return [self]
+    def on_run_start(self, experiment: Experiment) -> None:
+        self._total, self._horizon = len(experiment.timeline), experiment.timeline.horizon
+        self._bar.update(self._task, total=self._total)
+        self._bar.start()
+        for point in experiment.points[-1:]:
+            self._show(point)
 
-    def on_update(self, index: int, job: Job, staleness: int, loss: float) -> None:
+    def on_update(self, experiment: Experiment, job: Job, staleness: int) -> None:
         status = f"time {job.arrives:.1f}/{self._horizon:.1f}  stale {staleness}  {self._accuracy}"
-        self._bar.update(self._task, completed=index + 1, status=status)
+        self._bar.update(self._task, completed=experiment.state.arrivals, status=status)
 
-    def on_point(self, point: Point) -> None:
+    def on_evaluation(self, point: Point) -> None:
+        self._show(point)
+
+    def _show(self, point: Point) -> None:
         accuracy = point.accuracy()["test"]
         self._accuracy = f"accuracy {accuracy:.3f}" if math.isfinite(accuracy) else f"loss {point.loss()['test']:.4g}"
         self._bar.update(self._task, completed=point.updates)
@@ -42,9 +48,8 @@ class ProgressBar:
             line = f"{self._title}: time {point.sim_time:.1f}/{self._horizon:.1f}  update {point.updates}/{self._total}  {self._accuracy}"
             self._console.print(line, highlight=False, soft_wrap=True)
 
-    def __enter__(self) -> ProgressBar:
-        self._bar.start()
-        return self
+    def on_run_end(self) -> None:
+        self._bar.stop()
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def on_run_error(self) -> None:
         self._bar.stop()

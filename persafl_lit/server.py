@@ -1,12 +1,13 @@
-"""How updates enter the model. A rule is a pure description; what changes is the `State` it is given."""
+"""How updates enter the shared model. A rule is a pure description; what changes is the `State` it is given."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from persafl_lit.errors import ConfigError
+from persafl_lit.messages import NO_VISIT, Tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,11 +18,19 @@ Discount = Literal["constant", "polynomial", "hinge"]
 DISCOUNTS = ("constant", "polynomial", "hinge")
 
 
+class Slot(NamedTuple):
+    """A client's memory as one visit left it: written once, replaced by the next visit's, never changed."""
+
+    visit: int
+    tensors: Tensors
+
+
 @dataclass
 class State:
-    """The server's memory. `w` is replaced, never changed in place: jobs in flight still hold the versions they read."""
+    """What the server knows. Tensors are replaced, never changed in place: jobs in flight still hold the versions they read."""
 
     w: Tensor
+    """The shared model; what clients keep is not part of it."""
     arrivals: int = 0
     skipped: int = 0
     """Of these, how many were not finite and did not enter (on_divergence=skip)."""
@@ -29,26 +38,28 @@ class State:
     """The sum of discounted updates in a buffer that is not full yet."""
     in_waiting: int = 0
     """How many updates that sum holds."""
-    control: Tensor | None = None
-    """SCAFFOLD's c."""
-    control_waiting: Tensor | None = None
-    per_client: dict[int, Tensor] = field(default_factory=dict)
-    """SCAFFOLD's c_i, or the models of clients that train alone."""
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    """What a rule keeps beside the model, such as SCAFFOLD's c."""
+    memories: dict[int, Slot] = field(default_factory=dict)
+    """What each client keeps between visits; a client that is not here starts from the initial private values."""
+
+    def snapshot(self) -> State:
+        """This moment, whatever happens to the state later."""
+        return replace(self, kept=dict(self.kept), memories=dict(self.memories))
+
+    def memory(self, client: int) -> Slot:
+        """What the client's next visit finds."""
+        return self.memories.get(client, EMPTY)
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """An update as it reaches the server."""
-
-    client: int
-    read: Tensor
-    delta: Tensor
-    staleness: int
-    control: Tensor | None = None
+EMPTY = Slot(NO_VISIT, {})
 
 
 class Rule(ABC):
-    """A server rule: what a client reads, and what an arrival does."""
+    """A server rule: what a client reads, and what an arrival does. It sees the shared model only, never a client's memory."""
+
+    receives: ClassVar[tuple[str, ...]] = ()
+    """Named tensors that clients must send beside `delta`: those that the objective `sends`."""
 
     @property
     def arrivals_per_version(self) -> int:
@@ -57,25 +68,17 @@ class Rule(ABC):
     def check(self, timeline: Timeline) -> None:  # noqa: B027
         """Refuse a timeline that the rule is not made for."""
 
-    def read(self, state: State, client: int) -> tuple[Tensor, Tensor | None]:
-        """The model a client downloads, and SCAFFOLD's correction c - c_i."""
-        return self.model_of(state, client), None
-
-    def model_of(self, state: State, client: int) -> Tensor:
-        """The model that a client starts from."""
-        return state.w
+    def read(self, state: State) -> Tensors:
+        """What a client downloads: the model `w`, and what this rule's objective needs beside it."""
+        return {"w": state.w}
 
     @abstractmethod
-    def apply(self, state: State, arrival: Arrival) -> None:
-        """Take in one update."""
+    def apply(self, state: State, read: Tensors, sent: Tensors, staleness: int) -> None:
+        """Take in one update: what the client read, what it sent, and how many versions lie between."""
 
     def arrive(self, state: State) -> None:
         """Count an arrival. By itself this is one that must not enter: the versions that later jobs read exist all the same."""
         state.arrivals += 1
-
-    def put_back(self, state: State, client: int, model: Tensor) -> None:
-        """Take back what the last arrival, this client's, made of the model; what it did to buffers stays."""
-        state.w = model
 
 
 @dataclass(frozen=True)
@@ -127,9 +130,9 @@ class Descent(Discounted, Rule):
     def arrivals_per_version(self) -> int:
         return self.buffer
 
-    def apply(self, state: State, arrival: Arrival) -> None:
-        weight = self.weight(arrival.staleness)
-        weighted = arrival.delta if weight == 1 else arrival.delta * weight
+    def apply(self, state: State, read: Tensors, sent: Tensors, staleness: int) -> None:
+        weight = self.weight(staleness)
+        weighted = sent["delta"] if weight == 1 else sent["delta"] * weight
         state.waiting = weighted if state.waiting is None else state.waiting + weighted
         state.in_waiting += 1
         self.arrive(state)
@@ -149,6 +152,8 @@ class ControlVariates(Descent):
 
     clients: int = 1
 
+    receives: ClassVar[tuple[str, ...]] = ("control",)
+
     def check(self, timeline: Timeline) -> None:
         staleness = timeline.staleness(self.buffer)
         if len(staleness) and (worst := int(staleness.max())) > 0:
@@ -156,27 +161,20 @@ class ControlVariates(Descent):
                 f"scaffold needs a timeline without staleness; this one reaches {worst} at arrival {int(staleness.argmax())}: use schedule=rounds"
             )
 
-    def read(self, state: State, client: int) -> tuple[Tensor, Tensor | None]:
-        if state.control is None:
-            return state.w, None
-        own = state.per_client.get(client)
-        return state.w, state.control if own is None else state.control - own
+    def read(self, state: State) -> Tensors:
+        return super().read(state) if "control" not in state.kept else {"w": state.w, "control": state.kept["control"]}
 
-    def apply(self, state: State, arrival: Arrival) -> None:
-        assert arrival.control is not None
-        own = state.per_client.get(arrival.client)
-        change = arrival.control if own is None else arrival.control - own
-        state.control_waiting = change if state.control_waiting is None else state.control_waiting + change
-        state.per_client[arrival.client] = arrival.control
-        super().apply(state, arrival)
+    def apply(self, state: State, read: Tensors, sent: Tensors, staleness: int) -> None:
+        waiting = state.kept.get("control_waiting")
+        state.kept["control_waiting"] = sent["control"] if waiting is None else waiting + sent["control"]
+        super().apply(state, read, sent, staleness)
 
     def arrive(self, state: State) -> None:
-        """The controls that did arrive count, also when the model is put back: c stays the mean of the c_i."""
+        """The changes of controls that did arrive count: c stays the mean of the c_i."""
         super().arrive(state)
-        if state.arrivals % self.buffer == 0 and state.control_waiting is not None:
-            change = state.control_waiting / self.clients
-            state.control = change if state.control is None else state.control + change
-            state.control_waiting = None
+        if state.arrivals % self.buffer == 0 and (waiting := state.kept.pop("control_waiting", None)) is not None:
+            change, control = waiting / self.clients, state.kept.get("control")
+            state.kept["control"] = change if control is None else control + change
 
 
 @dataclass(frozen=True)
@@ -190,35 +188,10 @@ class Mixing(Discounted, Rule):
         if not 0 < self.mix <= 1:
             raise ConfigError(f"method.mix must lie in (0, 1]; got {self.mix!r}")
 
-    def apply(self, state: State, arrival: Arrival) -> None:
-        a = self.mix * self.weight(arrival.staleness)
-        state.w = (1 - a) * state.w + a * (arrival.read - arrival.delta)
+    def apply(self, state: State, read: Tensors, sent: Tensors, staleness: int) -> None:
+        a = self.mix * self.weight(staleness)
+        state.w = (1 - a) * state.w + a * (read["w"] - sent["delta"])
         self.arrive(state)
 
 
-@dataclass(frozen=True)
-class Separate(Rule):
-    """Nobody shares anything: each client goes on from its own last model (method=local)."""
-
-    def check(self, timeline: Timeline) -> None:
-        last: dict[int, int] = {}
-        for index, job in enumerate(timeline):
-            if job.reads <= last.get(job.client, -1):
-                raise ConfigError(
-                    f"a client alone does one visit after the other, but client {job.client} overlaps itself at arrival {index}; "
-                    "use schedule=asynchronous or rounds"
-                )
-            last[job.client] = index
-
-    def model_of(self, state: State, client: int) -> Tensor:
-        return state.per_client.get(client, state.w)
-
-    def put_back(self, state: State, client: int, model: Tensor) -> None:
-        state.per_client[client] = model
-
-    def apply(self, state: State, arrival: Arrival) -> None:
-        state.per_client[arrival.client] = self.model_of(state, arrival.client) - arrival.delta
-        self.arrive(state)
-
-
-RULES: dict[str, type[Rule]] = {"descent": Descent, "control_variates": ControlVariates, "mixing": Mixing, "separate": Separate}
+RULES: dict[str, type[Rule]] = {"descent": Descent, "control_variates": ControlVariates, "mixing": Mixing}

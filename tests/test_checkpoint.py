@@ -16,11 +16,12 @@ import pytest
 import torch
 
 from persafl_lit import compose, run
-from persafl_lit.checkpoint import FORMAT, MARK, Checkpoint
+from persafl_lit.checkpoint import FORMAT, Checkpoint
 from persafl_lit.cli import main
 from persafl_lit.errors import CheckpointError, DivergenceError, UnwritableError
 from persafl_lit.experiment import Interrupted
 from persafl_lit.lock import Lock
+from persafl_lit.sealed import MARK
 from persafl_lit.sweep.perform import Order, forget, perform
 from persafl_lit.tracking import store_uri
 from tests.test_resume import BASE, interrupted, run_for
@@ -147,15 +148,12 @@ def test_seconds_between_checkpoints_are_wall_time(tmp_path):
     class Slow:
         seen: list = []  # noqa: RUF012
 
-        def on_update(self, index, job, staleness, loss):
+        def on_update(self):
             files = list((tmp_path / "mlruns" / "checkpoints").glob("*.pt"))
             self.seen.append(max((file.stat().st_mtime_ns for file in files), default=0))
             time.sleep(0.3)
 
-        def on_point(self, point):
-            pass
-
-    run([*OVERRIDES, "checkpoint.every=0", "checkpoint.seconds=1", "updates=14"], observers=[Slow()])
+    run([*OVERRIDES, "checkpoint.every=0", "checkpoint.seconds=1", "updates=14"], callbacks=[Slow()])
     written = len({when for when in Slow.seen if when})
     assert 2 <= written <= 4
     assert not list((tmp_path / "mlruns" / "checkpoints").iterdir())
@@ -163,15 +161,12 @@ def test_seconds_between_checkpoints_are_wall_time(tmp_path):
 
 def test_the_time_before_an_interruption_counts():
     class Slow:
-        def on_update(self, index, job, staleness, loss):
+        def on_update(self):
             time.sleep(0.1)
-
-        def on_point(self, point):
-            pass
 
     stop = time.monotonic() + 2
     with pytest.raises(Interrupted):
-        run(OVERRIDES, observers=[Slow()], should_stop=lambda: time.monotonic() > stop)
+        run(OVERRIDES, callbacks=[Slow()], should_stop=lambda: time.monotonic() > stop)
     start = time.monotonic()
     second = run(OVERRIDES, resume=True)
     assert second.wall_seconds > time.monotonic() - start + 1.5

@@ -15,7 +15,8 @@ from persafl_lit.client import ClientDataModule, ClientModule, build_backbone
 from persafl_lit.data import Digits
 from persafl_lit.errors import ConfigError, ModelError
 from persafl_lit.evaluate import Finetune
-from persafl_lit.executors import Task, Work, Worker
+from persafl_lit.executors import Work, Worker
+from persafl_lit.messages import Evaluate, Train
 from persafl_lit.models import Cnn2, Mlp
 from persafl_lit.objectives import OBJECTIVES, Maml, Moreau, Plain
 
@@ -44,7 +45,7 @@ def test_trainer_fit_on_one_client_gives_the_bits_of_the_fabric_loop(objective):
     """The same ClientModule, once under Trainer.fit with the client's LightningDataModule, once as a job under Fabric."""
     _, _, work = parts(objective)
     worker = Worker(work)
-    worker.train(Task(2, 0, worker.start, None))
+    worker.train(Train(2, 0, {"w": worker.start}))
 
     federation, backbone, _ = parts(objective)
     alone = ClientModule(backbone, objective, eta=0.05)
@@ -76,9 +77,9 @@ def test_an_update_is_the_difference_between_what_was_read_and_what_was_reached(
     _, _, work = parts(Plain())
     worker = Worker(work)
     read = worker.start
-    update = worker.train(Task(1, 0, read, None))
-    assert torch.equal(update.delta, read - worker.module.w)
-    assert update.report.evaluations == 4
+    update = worker.train(Train(1, 0, {"w": read}))
+    assert torch.equal(update.sent["delta"], read - worker.module.w)
+    assert update.evaluations == 4
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -86,14 +87,14 @@ def test_a_job_depends_on_nothing_but_its_inputs(name):
     """The same job twice, with other jobs and an evaluation in between, on a worker and on a fresh one."""
     work = parts(OBJECTIVES[name]())[2]
     worker = Worker(work)
-    task = Task(3, 2, worker.start, None)
-    first = worker.train(task)
-    worker.train(Task(1, 0, worker.start + 0.1, None))
-    worker.evaluate(Task(2, 0, worker.start, rules=1))
+    job = Train(3, 2, {"w": worker.start})
+    first = worker.train(job)
+    worker.train(Train(1, 0, {"w": worker.start + 0.1}))
+    worker.evaluate(Evaluate(2, ("none",), {"w": worker.start}))
     fresh = Worker(parts(OBJECTIVES[name]())[2])
-    for again in (worker.train(task), fresh.train(task)):
-        assert torch.equal(first.delta, again.delta)
-        assert first.report == again.report
+    for again in (worker.train(job), fresh.train(job)):
+        assert {name: value.tolist() for name, value in first.sent.items()} == {name: value.tolist() for name, value in again.sent.items()}
+        assert (first.loss, first.evaluations, first.residual) == (again.loss, again.evaluations, again.residual)
 
 
 def test_another_dropout_does_not_change_the_batches_a_client_sees():

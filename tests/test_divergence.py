@@ -16,10 +16,11 @@ from persafl_lit import compose, run
 from persafl_lit.cli import main
 from persafl_lit.client import ClientDataModule, ClientModule
 from persafl_lit.errors import ConfigError, DivergenceError, ModelError
-from persafl_lit.executors import Processes, Task, Worker
+from persafl_lit.executors import Processes, Worker
 from persafl_lit.experiment import Interrupted
+from persafl_lit.messages import Train
 from persafl_lit.objectives import Plain
-from persafl_lit.server import Arrival, ControlVariates, Descent, Separate, State
+from persafl_lit.server import ControlVariates, State
 from tests import reference
 from tests.quadratics import random_quadratics, save
 from tests.test_client import fit, parts
@@ -124,29 +125,63 @@ def test_an_update_that_makes_the_model_infinite_is_put_back(steep):
     assert bits(train(steep[0], *overrides, SKIP, "workers=2")) == bits(serial)
 
 
-def test_a_version_that_is_put_back_leaves_a_clean_buffer():
-    rule, state, huge = Descent(beta=10.0, buffer=2), State(torch.ones(2)), torch.full((2,), 3e38)
-    before = state.w
-    for _ in range(2):
-        rule.apply(state, Arrival(0, before, huge, 0))
-    assert torch.isinf(state.w).all()
-    rule.put_back(state, 0, before)
-    assert (state.w is before, state.waiting, state.in_waiting, state.arrivals) == (True, None, 0, 2)
-    alone, mine = Separate(), State(torch.ones(2))
-    alone.apply(mine, Arrival(3, before, -huge, 0))
-    alone.apply(mine, Arrival(3, before, -huge, 0))
-    alone.put_back(mine, 3, before)
-    assert alone.model_of(mine, 3) is before
-    assert alone.model_of(mine, 4) is mine.w
+def test_a_version_that_is_put_back_leaves_a_clean_buffer_and_the_last_memory():
+    """beta = 1e18 makes every second arrival's model infinite; what waits, and what the last client keeps, goes with it."""
+
+    class Watch:
+        states = []  # noqa: RUF012
+
+        def on_update(self, experiment):
+            state = experiment.state
+            self.states.append((state.w, state.waiting, state.in_waiting, state.arrivals, state.skipped, sorted(state.memories)))
+
+    overrides = ["method=fedbuff", "method.buffer=2", "method.beta=1e18", "data=quadratic", "clients=4", "updates=8", "eval.finetune=none"]
+    run([*QUIET, *overrides, "precision=32", "eta=1e12", "local_steps=2", SKIP, "executor=serial"], callbacks=[Watch()])
+    first = Watch.states[0][0]
+    for w, waiting, in_waiting, arrivals, skipped, memories in Watch.states[1::2]:
+        assert torch.equal(w, first)
+        assert (waiting, in_waiting, skipped, memories) == (None, 0, arrivals, [])
 
 
 def test_scaffolds_c_stays_the_mean_of_the_controls_when_one_is_skipped():
+    """The server's c is 1/n sum of c_i after every whole round, whoever was skipped, and whatever was put back."""
+
+    class Watch:
+        rounds = 0
+
+        def on_update(self, experiment):
+            state = experiment.state
+            if state.arrivals % 2 == 0 and "control" in state.kept:
+                kept = sum(slot.tensors["control"] for slot in state.memories.values())
+                torch.testing.assert_close(state.kept["control"], kept / 6)
+                self.rounds += 1
+
+    watch = Watch()
+    result = run(
+        [
+            *QUIET,
+            "method=scaffold",
+            "schedule.cohort=2",
+            "data=quadratic",
+            "data.condition=1e12",
+            "clients=6",
+            "updates=60",
+            "eta=0.5",
+            "local_steps=9",
+            SKIP,
+        ],
+        callbacks=[watch],
+    )
+    assert result.summary()["skipped"] > 0
+    assert watch.rounds > 5
+
+
+def test_a_skipped_arrival_is_a_zero_in_the_sum_of_controls():
     rule, state = ControlVariates(buffer=2, clients=4), State(torch.zeros(1))
-    for _ in range(3):
-        rule.apply(state, Arrival(0, state.w, torch.ones(1), 0, torch.full((1,), 8.0)))
+    for change in (8.0, 0.0, 0.0):
+        rule.apply(state, rule.read(state), {"delta": torch.ones(1), "control": torch.full((1,), change)}, 0)
         rule.arrive(state)
-    assert state.control.tolist() == [8.0 / 4]
-    assert list(state.per_client) == [0]
+    assert state.kept["control"].tolist() == [8.0 / 4]
     assert state.w.tolist() == [-1.5], "three versions, each with half of one update"
 
 
@@ -158,10 +193,7 @@ def test_every_executor_records_the_same_points_before_a_divergence():
         def __init__(self):
             self.points = []
 
-        def on_update(self, index, job, staleness, loss):
-            pass
-
-        def on_point(self, point):
+        def on_evaluation(self, point):
             self.points.append((point.sim_time, json.dumps(point.metrics())))
 
     overrides = ["data=quadratic", "clients=8", "method=fedasync", "eta=0.5", "updates=500", "eval.every=0.25", "eval.finetune=none"]
@@ -169,7 +201,7 @@ def test_every_executor_records_the_same_points_before_a_divergence():
     for executor in ("serial", "processes"):
         watch = Watch()
         with pytest.raises(DivergenceError) as error:
-            run([*QUIET, *overrides, f"executor={executor}", "workers=2"], observers=[watch])
+            run([*QUIET, *overrides, f"executor={executor}", "workers=2"], callbacks=[watch])
         seen.append((str(error.value), watch.points))
     assert len(seen[0][1]) > 5
     assert seen[0] == seen[1]
@@ -221,10 +253,10 @@ def test_trainer_fit_clips_as_the_loop_does():
     federation, backbone, work = parts(Plain())
     worker = Worker(work)
     worker.module.clip = 0.5
-    worker.train(Task(2, 0, worker.start, None))
+    worker.train(Train(2, 0, {"w": worker.start}))
     clipped = worker.module.w.clone()
     worker.module.clip = None
-    worker.train(Task(2, 0, worker.start, None))
+    worker.train(Train(2, 0, {"w": worker.start}))
     assert not torch.equal(clipped, worker.module.w)
 
     federation, backbone, _ = parts(Plain())

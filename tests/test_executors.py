@@ -15,9 +15,10 @@ from torch import nn
 
 from persafl_lit import run
 from persafl_lit.errors import ConfigError, DivergenceError, ModelError, WorkerError
-from persafl_lit.executors import Processes, Serial, Task, Worker
+from persafl_lit.executors import Processes, Serial, Worker
 from persafl_lit.executors.executor import WINDOW
 from persafl_lit.limits import cores
+from persafl_lit.messages import Evaluate, Train
 from persafl_lit.objectives import Plain, Scaffold
 from tests.test_client import parts
 from tests.test_resume import METHODS as SAMPLE
@@ -44,7 +45,8 @@ def test_the_number_of_workers_does_not_change_a_single_bit(method):
 def test_spawned_workers_give_the_same_bits_as_forked_ones():
     _, _, work = parts(Scaffold())
     worker = Worker(work)
-    tasks = [Task(client, visit, worker.start, torch.ones_like(worker.start) / 100) for client in range(2) for visit in range(2)]
+    read, kept = {"w": worker.start, "control": torch.ones_like(worker.start) / 100}, {"control": torch.ones_like(worker.start) / 50}
+    jobs = [Train(client, visit, read, kept if visit else {}, visit - 1) for client in range(2) for visit in range(2)]
     found = {}
     for name, executor in {
         "serial": Serial(worker),
@@ -52,13 +54,13 @@ def test_spawned_workers_give_the_same_bits_as_forked_ones():
         "spawn": Processes(worker, 1, start="spawn"),
     }.items():
         with executor:
-            for index, task in enumerate(tasks):
-                executor.submit(index, task)
-            updates = [executor.result(index)[1] for index in range(len(tasks))]
-            evaluation = executor.evaluate([0, 1], [worker.start] * 2, 1, 0)
+            for index, job in enumerate(jobs):
+                executor.submit(index, job)
+            updates = [executor.result(index)[1] for index in range(len(jobs))]
+            evaluation = executor.evaluate([Evaluate(client, ("none",), read) for client in (0, 1)], 0)
             executor.finish(evaluation)
-            vectors = [vector.numpy().tobytes() for update in updates for vector in (update.delta, update.control)]
-            found[name] = vectors, [update.report for update in updates], evaluation.scores()
+            tensors = [{name: value.tolist() for name, value in {**update.sent, "kept": update.memory["control"]}.items()} for update in updates]
+            found[name] = tensors, [(update.loss, update.evaluations) for update in updates], evaluation.scores()
     assert found["serial"] == found["fork"] == found["spawn"]
 
 
@@ -139,7 +141,7 @@ def test_updates_done_ahead_are_bounded():
     worker = Worker(work)
     with Processes(worker, 2) as executor:
         for index in range(200):
-            executor.submit(index, Task(index % 4, index // 4, worker.start))
+            executor.submit(index, Train(index % 4, index // 4, {"w": worker.start}))
         kept = []
         for index in range(200):
             executor.result(index)

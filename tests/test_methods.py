@@ -175,11 +175,6 @@ def test_a_method_of_rounds_refuses_a_schedule_without_rounds():
         digits("method=fedavg", "schedule=asynchronous")
 
 
-def test_a_client_alone_refuses_to_overlap_itself():
-    with pytest.raises(ConfigError, match="overlaps itself at arrival"):
-        digits("method=local", "schedule=drawn")
-
-
 def test_a_replay_of_less_than_a_round_needs_the_buffer_said(tmp_path):
     first = run([*DIGITS, "method=fedavg", "schedule.cohort=5", "updates=3"])
     (tmp_path / "t.csv").write_text(first.timeline.to_csv())

@@ -59,8 +59,20 @@ def test_proximal_with_mu_zero_is_plain():
 def test_scaffold_gradient_adds_the_correction(seed):
     H, a, w, f, D = quadratic(seed)
     correction = np.random.default_rng(seed).normal(size=6)
-    close(Scaffold().gradient(f, at(w, [D], correction=torch.from_numpy(correction))), H @ (w - a) + correction)
+    close(Scaffold().gradient(f, at(w, [D], given={"correction": torch.from_numpy(correction)})), H @ (w - a) + correction)
     assert f.evaluations == 1
+
+
+def test_scaffold_corrects_by_the_difference_of_controls_and_sends_how_its_own_changed():
+    c, own, new = torch.tensor([5.0, 1.0]), torch.tensor([2.0, 3.0]), torch.tensor([10.0, -10.0])
+    read, memory = {"w": torch.zeros(2), "control": c}, {"control": own}
+    assert Scaffold().begin({"w": torch.zeros(2)}, memory) == {}, "the first round has no c"
+    assert Scaffold().begin(read, memory)["correction"].tolist() == [3.0, -2.0]
+    assert Scaffold().begin(read, {})["correction"].tolist() == [5.0, 1.0], "c_i begins at 0"
+    sent, kept = Scaffold().end(lambda: new, memory)
+    assert (sent["control"].tolist(), kept["control"].tolist()) == ([8.0, -13.0], [10.0, -10.0])
+    sent, kept = Scaffold().end(lambda: new, {})
+    assert (sent["control"].tolist(), kept["control"].tolist()) == ([10.0, -10.0], [10.0, -10.0])
 
 
 @pytest.mark.parametrize("seed", SEEDS)

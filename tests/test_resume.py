@@ -49,16 +49,13 @@ class Stopper:
     def __call__(self):
         return self.left <= 0
 
-    def on_update(self, index, job, staleness, loss):
+    def on_update(self):
         self.left -= 1
-
-    def on_point(self, point):
-        pass
 
 
 def run_for(overrides, updates, **more):
     stop = Stopper(updates)
-    return run(overrides, should_stop=stop, observers=[stop], **more)
+    return run(overrides, should_stop=stop, callbacks=[stop], **more)
 
 
 def interrupted(overrides, after):
@@ -103,7 +100,7 @@ def test_a_model_read_by_many_is_stored_once(tmp_path):
     overrides = [*BASE, "method=fedavg", "schedule.cohort=8", "tracking.enabled=false"]
     interrupted(overrides, 18)
     content = torch.load(newest(tmp_path, overrides), weights_only=True)
-    reads = [task[2] for task in content["pending"].values()]
+    reads = [job[2]["w"] for job in content["pending"].values()]
     assert len(reads) > 3
     assert len({read.data_ptr() for read in reads}) == 1
 
@@ -114,17 +111,14 @@ def test_without_resume_a_run_starts_anew():
     seen = []
 
     class Watch:
-        def on_update(self, index, job, staleness, loss):
-            seen.append(index)
+        def on_update(self, experiment):
+            seen.append(experiment.state.arrivals - 1)
 
-        def on_point(self, point):
-            pass
-
-    run(overrides, observers=[Watch()])
+    run(overrides, callbacks=[Watch()])
     assert seen[0] == 0
     interrupted(overrides, 21)
     seen.clear()
-    run(overrides, resume=True, observers=[Watch()])
+    run(overrides, resume=True, callbacks=[Watch()])
     assert seen[0] == 21
 
 

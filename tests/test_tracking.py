@@ -176,7 +176,8 @@ def run_one(seed, results):
 
 def test_of_metrics_that_are_sent_together_a_refused_one_takes_no_other_with_it(store, capfd):
     delivered = Tracker(compose(FAST))
-    assert delivered.is_open(30)
+    delivered.start()
+    assert delivered._opened.wait(30)
     for step in range(50):
         delivered.say(metrics=[["good", float(step), step, step]])
     delivered.say(metrics=[["not/allowed?*", 1.0, 0, 0]])
@@ -213,7 +214,7 @@ def test_results_that_can_be_neither_sent_nor_kept_fail_the_run_and_leave_its_ch
     with pytest.raises(
         TrackingError, match=r"records of run \w+ were not taken by .* could not be kept: No space left on device; make room, and the"
     ):
-        run(here, observers=[At(u12=lambda: monkeypatch.setattr(Store, "send", full))])
+        run(here, callbacks=[At(u12=lambda: monkeypatch.setattr(Store, "send", full))])
     monkeypatch.setattr(Store, "send", usual)
     resumed = run(here, resume=True)
     history = store.get_metric_history(resumed.run_id, "accuracy.test")
@@ -225,9 +226,11 @@ def test_results_that_can_be_neither_sent_nor_kept_fail_the_run_and_leave_its_ch
 def test_a_resumed_run_tells_the_parameters_that_a_kill_kept_from_the_store(store):
     run_id = Store(store_uri(None)).create("persafl", "killed", {})
     opened = Tracker(compose([*FAST, "workers=2"]), run_id)
+    opened.start()
     opened.finish("KILLED")
     assert store.get_run(run_id).data.params["method.name"] == "persafl_me"
     again = Tracker(compose([*FAST, "workers=1", "checkpoint.every=7"]), run_id)
+    again.start()
     again.finish("FINISHED")
     assert store.get_run(run_id).data.params["workers"] == "2", "what began it"
     assert store.get_run(run_id).info.status == "FINISHED"
@@ -271,11 +274,8 @@ class At:
     def __init__(self, **actions):
         self.actions = {int(name.removeprefix("u")): action for name, action in actions.items()}
 
-    def on_update(self, index, job, staleness, loss):
-        self.actions.get(index, lambda: None)()
-
-    def on_point(self, point):
-        pass
+    def on_update(self, experiment):
+        self.actions.get(experiment.state.arrivals - 1, lambda: None)()
 
 
 @pytest.mark.slow
@@ -289,11 +289,11 @@ def test_a_server_killed_in_mid_run_loses_no_metric(tmp_path, capfd):
             wait_for_run(server.uri)
             server.kill()
 
-        first = run(here, observers=[At(u2=opened_then_kill, u40=server.start)])
+        first = run(here, callbacks=[At(u2=opened_then_kill, u40=server.start)])
         check_whole(server.uri, first)
         assert "the run goes on and tries again" in capfd.readouterr().err
 
-        second = run([*here, "seed=1", "tracking.patience=1"], observers=[At(u20=lambda: (wait_for_run(server.uri, 2), server.kill()))])
+        second = run([*here, "seed=1", "tracking.patience=1"], callbacks=[At(u20=lambda: (wait_for_run(server.uri, 2), server.kill()))])
         assert "`persafl sync` sends them" in capfd.readouterr().err
         server.start()
         assert sync() == 1

@@ -49,8 +49,7 @@ def _run_with_progress(config: Config, resume: bool) -> Result:
 
         if Checkpoint(config.checkpoint_path).exists() and not resume:
             print("persafl: an interrupted run of this config exists; this one starts anew (--resume would continue it)", file=sys.stderr)
-        with ProgressBar(f"{config.name} on {config.data['name']}") as bar:
-            return run(config, resume=resume, observers=bar.watch, should_stop=stop)
+        return run(config, resume=resume, callbacks=[ProgressBar(f"{config.name} on {config.data['name']}")], should_stop=stop)
 
 
 @contextmanager

@@ -2,6 +2,6 @@
 
 from persafl_lit.executors.executor import Evaluation, Executor, Serial
 from persafl_lit.executors.processes import Processes
-from persafl_lit.executors.worker import PRECISIONS, Task, Update, Work, Worker, make_fabric
+from persafl_lit.executors.worker import PRECISIONS, Work, Worker, make_fabric
 
-__all__ = ["PRECISIONS", "Evaluation", "Executor", "Processes", "Serial", "Task", "Update", "Work", "Worker", "make_fabric"]
+__all__ = ["PRECISIONS", "Evaluation", "Executor", "Processes", "Serial", "Work", "Worker", "make_fabric"]

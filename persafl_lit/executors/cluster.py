@@ -19,12 +19,15 @@ import torch
 from torch import Tensor
 
 from persafl_lit.errors import ConfigError, WorkerError, first_line, located
-from persafl_lit.executors.executor import POLL, Executor, Outcome, Unit, perform, unsendable
-from persafl_lit.executors.worker import Task, Update, Worker
+from persafl_lit.executors.executor import POLL, Executor, Result, Unit, perform, unsendable
+from persafl_lit.executors.transport import Header, pack, unpack
+from persafl_lit.executors.worker import Worker
 from persafl_lit.memory import keep_freed_memory
 
 DEPTH = 2
 """Calls per lane: one under way and one ready."""
+SMALL = 100_000
+"""Bytes up to which Ray sends an argument with the call."""
 RETRIES = 3
 """How often Ray does a unit again whose process or node was lost."""
 
@@ -41,7 +44,7 @@ class Cluster(Executor):
         if self._started:
             connect(None, lanes, "executor=ray")
         self._name = uuid.uuid4().hex
-        self._models: dict[int, tuple[Tensor, Any]] = {}
+        self._parts: dict[int, tuple[Tensor, Any]] = {}
         self._calls: dict[Any, Unit] = {}
         try:
             self._work_stored = ray.put(worker.work)
@@ -53,36 +56,35 @@ class Cluster(Executor):
         return len(self._calls) < DEPTH * self.lanes
 
     def _send(self, unit: Unit) -> None:
-        task = unit.task
-        correction = None if task.correction is None else ray.put(_as_bytes(task.correction))
+        header, parts = pack(unit.message)
         # In a list, so that Ray passes the reference: a process unpacks the work once, not once per call.
-        call = _perform.remote(self._name, [self._work_stored], task.client, task.visit, self._stored(task.read), correction, task.rules)
+        call = _perform.remote(self._name, [self._work_stored], header, *map(self._stored, parts))
         self._calls[call] = unit
 
-    def _stored(self, model: Tensor) -> Any:
-        """The model in the cluster's memory: once, however many jobs read it."""
-        if id(model) not in self._models:
-            while len(self._models) >= 2 * DEPTH * self.lanes:
-                del self._models[next(iter(self._models))]
-            self._models[id(model)] = model, ray.put(_as_bytes(model))
-        return self._models[id(model)][1]
+    def _stored(self, part: Tensor) -> Any:
+        """A large tensor in the cluster's memory: once, however many jobs read it. A small one travels with the call."""
+        if len(part) < SMALL:
+            return part.numpy()
+        place = part.data_ptr()
+        if place not in self._parts:
+            while len(self._parts) >= 4 * DEPTH * self.lanes:
+                del self._parts[next(iter(self._parts))]
+            self._parts[place] = part, ray.put(part.numpy())
+        return self._parts[place][1]
 
-    def _collect(self, wait: bool) -> Iterator[tuple[Unit, Outcome]]:
+    def _collect(self, wait: bool) -> Iterator[tuple[Unit, Result, float]]:
         if not self._calls:
             return
         done, _ = ray.wait(list(self._calls), num_returns=1, timeout=POLL if wait else 0)
         for call in done:
             unit = self._calls.pop(call)
             try:
-                outcome, *vectors = ray.get(call)
+                header, wall_seconds, *parts = ray.get(call)
             except ray.exceptions.RayTaskError as error:
-                raise WorkerError(f"client {unit.task.client} could not be done by Ray: {located(error.cause)}") from None
+                raise WorkerError(f"client {unit.message.client} could not be done by Ray: {located(error.cause)}") from None
             except ray.exceptions.RayError as error:
-                raise WorkerError(f"client {unit.task.client} could not be done by Ray in {RETRIES + 1} attempts: {first_line(error)}") from None
-            if vectors:
-                delta, *control = (_from_bytes(vector, self.worker) for vector in vectors)
-                outcome = outcome._replace(value=Update(delta, control[0] if control else None, outcome.value))
-            yield unit, outcome
+                raise WorkerError(f"client {unit.message.client} could not be done by Ray in {RETRIES + 1} attempts: {first_line(error)}") from None
+            yield unit, unpack(header, map(_writable, parts), self.worker.device), wall_seconds
 
     def close(self) -> None:
         for call in self._calls:
@@ -105,28 +107,21 @@ _workers: dict[str, Worker] = {}
 
 
 @ray.remote(num_cpus=1, max_retries=RETRIES)  # type: ignore[untyped-decorator]
-def _perform(name: str, work: list[Any], client: int, visit: int, read: Any, correction: Any, rules: int) -> tuple[Any, ...]:
+def _perform(name: str, work: list[Any], header: Header, *parts: Any) -> tuple[Any, ...]:
     if name not in _workers:
         torch.set_num_threads(1)
         keep_freed_memory()
         _workers.clear()
         _workers[name] = Worker(ray.get(work[0]))
     worker = _workers[name]
-    w = _from_bytes(read, worker)
-    c = None if correction is None else _from_bytes(correction, worker)
-    outcome = perform(worker, Task(client, visit, w, c, rules))
-    if not isinstance(outcome.value, Update):
-        return (outcome,)
-    vectors = [vector for vector in outcome.value[:2] if vector is not None]
-    return (outcome._replace(value=outcome.value.report), *map(_as_bytes, vectors))
+    result, wall_seconds = perform(worker, unpack(header, map(_writable, parts), worker.device))
+    header, tensors = pack(result)
+    return (header, wall_seconds, *(part.numpy() for part in tensors))
 
 
-def _as_bytes(vector: Tensor) -> Any:
-    return vector.cpu().view(torch.uint8).numpy()
-
-
-def _from_bytes(vector: Any, worker: Worker) -> Tensor:
-    return torch.from_numpy(vector.copy()).view(worker.dtype).to(worker.device)
+def _writable(part: Any) -> Tensor:
+    """Arrays that come from Ray are read-only."""
+    return torch.from_numpy(part.copy())
 
 
 def _knock(address: str | None) -> None:

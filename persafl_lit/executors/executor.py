@@ -1,7 +1,7 @@
 """Who does the work: jobs and evaluations, each a pure function of its inputs.
 
-A job's result depends only on (the model read, client, visit, seed), so it may run whenever that model exists, anywhere, in
-any order, or twice: the run's result has the same bits. An executor has lanes that work at the same time; it hands out what is
+A job's result depends only on (the model read, the client's memory, client, visit, seed), so it may run whenever these exist,
+anywhere, in any order, or twice: the run's result has the same bits. An executor has lanes that work at the same time; it hands out what is
 most urgent first.
 """
 
@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from persafl_lit.client import Report
 from persafl_lit.errors import ModelError, PersaflError, first_line, located
 from persafl_lit.evaluate import Scores
-from persafl_lit.executors.worker import COST_GRADIENT, Task, Update, Worker
+from persafl_lit.executors.worker import Worker
+from persafl_lit.messages import CostGradient, Evaluate, Gradient, Message, Train, Update
 
 POLL = 0.2
 """Wall seconds after which a wait looks whether it is still wanted."""
@@ -32,12 +32,11 @@ WINDOW = 8
 
 @dataclass
 class Evaluation:
-    """The scores of some clients, each from its model, as they come in."""
+    """The scores of some clients, each from the shared model and its own memory, as they come in."""
 
     clients: Sequence[int]
-    models: Sequence[Tensor]
-    rules: int
-    """How many fine-tuning rules it uses."""
+    rules: tuple[str, ...]
+    """The fine-tuning rules it uses."""
     gradients: int = 0
     """Of the first so many clients, the gradient of their cost is measured, too."""
     found: dict[int, Scores] = field(default_factory=dict)
@@ -68,21 +67,18 @@ class Evaluation:
         return tuple(self.found[client] for client in self.clients)
 
 
+Result = Update | Scores | Gradient | Exception
+"""What comes of a message; what goes wrong is raised when its turn has come."""
+
+
 class Unit(NamedTuple):
     """One piece of work: a job (its index in the timeline), or one client of an evaluation."""
 
     job: int | None
     evaluation: Evaluation | None
-    task: Task
+    message: Message
     attempts: int = 0
     """How often its worker was lost."""
-
-
-class Outcome(NamedTuple):
-    """What came of a unit, and how long it took. An update's vectors may travel apart from its report."""
-
-    value: Update | Report | Scores | Exception
-    wall_seconds: float
 
 
 class Executor(ABC):
@@ -91,8 +87,8 @@ class Executor(ABC):
     def __init__(self, worker: Worker, lanes: int) -> None:
         self.worker = worker
         self.lanes = lanes
-        self.pending: dict[int, Task] = {}
-        """Jobs whose update has not been handed over, with the models they read: what a checkpoint must keep."""
+        self.pending: dict[int, Train] = {}
+        """Jobs whose update has not been handed over, with what they read: what a checkpoint must keep."""
         self.wall_training = self.wall_evaluating = 0.0
         self._finished: dict[int, Update | PersaflError] = {}
         self._waiting: list[tuple[int, int, Unit]] = []
@@ -101,25 +97,30 @@ class Executor(ABC):
 
     # -- what the loop asks for ---------------------------------------------------------------------------------------
 
-    def submit(self, index: int, task: Task) -> None:
-        """Job `index` may start: the model it reads exists."""
-        self.pending[index] = task
-        self._queue(index, Unit(index, None, task))
+    def submit(self, index: int, message: Train) -> None:
+        """Job `index` may start: the model and the memory that it reads exist."""
+        self.pending[index] = message
+        self._queue(index, Unit(index, None, message))
 
-    def evaluate(self, clients: Sequence[int], models: Sequence[Tensor], rules: int, arrivals: int, gradients: int = 0) -> Evaluation:
+    def evaluate(self, messages: Sequence[Evaluate], arrivals: int, gradients: int = 0) -> Evaluation:
         """Fine-tune-then-evaluate: not before the next few updates, so that it fills gaps, but soon after them."""
-        evaluation = Evaluation(clients, models, rules, gradients)
-        for client, w in zip(clients, models, strict=True):
-            self._queue(arrivals + 2 * self.lanes, Unit(None, evaluation, Task(client, 0, w, rules=rules)))
-        for client, w in zip(clients[:gradients], models[:gradients], strict=True):
-            self._queue(arrivals + 2 * self.lanes, Unit(None, evaluation, Task(client, 0, w, rules=COST_GRADIENT)))
+        evaluation = Evaluation([message.client for message in messages], messages[0].rules, gradients)
+        costs = [CostGradient(message.client, message.read, message.memory, message.after) for message in messages[:gradients]]
+        units: list[Message] = [*messages, *costs]
+        for unit in units:
+            self._queue(arrivals + 2 * self.lanes, Unit(None, evaluation, unit))
         return evaluation
+
+    def forget_jobs(self) -> None:
+        """Jobs and evaluations that have not begun are not wanted any more."""
+        self.pending.clear()
+        self._waiting.clear()
 
     def begin(self) -> None:
         """Let the lanes start on what is there, without waiting for any of it."""
         self._hand_out()
 
-    def result(self, index: int, give_up: Callable[[], bool] = lambda: False) -> tuple[Task, Update | PersaflError] | None:
+    def result(self, index: int, give_up: Callable[[], bool] = lambda: False) -> tuple[Train, Update | PersaflError] | None:
         """The update of job `index`, or why there is none; None if the wait was given up."""
         self._needed = index
         self._work(lambda: index in self._finished, give_up)
@@ -148,8 +149,8 @@ class Executor(ABC):
         self._hand_out()
         while True:
             there = until() or give_up()
-            for unit, outcome in self._collect(wait=not there):
-                self._keep(unit, outcome)
+            for unit, result, wall_seconds in self._collect(wait=not there):
+                self._keep(unit, result, wall_seconds)
             self._hand_out()
             if there:
                 return
@@ -159,21 +160,20 @@ class Executor(ABC):
         while self._waiting and self._waiting[0][0] <= self._needed + WINDOW * self.lanes and self._free():
             self._send(heapq.heappop(self._waiting)[2])
 
-    def _keep(self, unit: Unit, outcome: Outcome) -> None:
-        value = outcome.value
+    def _keep(self, unit: Unit, result: Result, wall_seconds: float) -> None:
         if unit.evaluation is None:
             assert unit.job is not None
-            assert isinstance(value, (Update, PersaflError))
-            self.wall_training += outcome.wall_seconds
-            self._finished[unit.job] = value
+            assert isinstance(result, (Update, PersaflError))
+            self.wall_training += wall_seconds
+            self._finished[unit.job] = result
             return
-        self.wall_evaluating += outcome.wall_seconds
-        if isinstance(value, Scores):
-            unit.evaluation.found[unit.task.client] = value
-        elif isinstance(value, Update):
-            unit.evaluation.add(unit.task.client, value.delta)
-        elif isinstance(value, Exception):
-            unit.evaluation.failure = value
+        self.wall_evaluating += wall_seconds
+        if isinstance(result, Scores):
+            unit.evaluation.found[unit.message.client] = result
+        elif isinstance(result, Gradient):
+            unit.evaluation.add(unit.message.client, result.sent["gradient"])
+        elif isinstance(result, Exception):
+            unit.evaluation.failure = result
 
     # -- the lanes ----------------------------------------------------------------------------------------------------
 
@@ -186,8 +186,8 @@ class Executor(ABC):
         """Give a unit to a free lane."""
 
     @abstractmethod
-    def _collect(self, wait: bool) -> Iterator[tuple[Unit, Outcome]]:
-        """Units that are done; with `wait`, some are waited for, but not much longer than POLL."""
+    def _collect(self, wait: bool) -> Iterator[tuple[Unit, Result, float]]:
+        """Units that are done, their results and wall seconds; with `wait`, some are waited for, but not much longer than POLL."""
 
     def close(self) -> None:  # noqa: B027
         """Stop the lanes; unfinished work is dropped."""
@@ -211,25 +211,24 @@ class Serial(Executor):
     def _send(self, unit: Unit) -> None:
         raise NotImplementedError("the only lane is the process that asks")
 
-    def _collect(self, wait: bool) -> Iterator[tuple[Unit, Outcome]]:
+    def _collect(self, wait: bool) -> Iterator[tuple[Unit, Result, float]]:
         if wait:
             unit = heapq.heappop(self._waiting)[2]
-            yield unit, perform(self.worker, unit.task)
+            yield unit, *perform(self.worker, unit.message)
 
 
-def perform(worker: Worker, task: Task) -> Outcome:
-    """Do one unit, here and now. What goes wrong is part of the outcome: it is raised when its turn has come."""
+def perform(worker: Worker, message: Message) -> tuple[Result, float]:
+    """Do one unit, here and now: its result, and how many wall seconds it took."""
     start = time.perf_counter()
     try:
-        work = worker.train if task.rules == 0 else worker.cost_gradient if task.rules == COST_GRADIENT else worker.evaluate
-        value: Update | Report | Scores | Exception = work(task)
+        result: Result = worker.perform(message)
     except PersaflError as error:
-        value = error
+        result = error
     except Exception as error:
         if os.environ.get("PERSAFL_TRACEBACK"):
             traceback.print_exc()
-        value = ModelError(f"client {task.client} cannot be {'evaluated' if task.rules else 'trained'}: {located(error)}")
-    return Outcome(value, time.perf_counter() - start)
+        result = ModelError(f"client {message.client} cannot be {'trained' if isinstance(message, Train) else 'evaluated'}: {located(error)}")
+    return result, time.perf_counter() - start
 
 
 def unsendable(worker: Worker, error: Exception) -> ModelError:

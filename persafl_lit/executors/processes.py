@@ -16,10 +16,10 @@ from multiprocessing.process import BaseProcess
 import torch
 from torch import Tensor
 
-from persafl_lit.client import Report
 from persafl_lit.errors import ConfigError, WorkerError
-from persafl_lit.executors.executor import POLL, Executor, Outcome, Unit, perform, unsendable
-from persafl_lit.executors.worker import Task, Update, Work, Worker
+from persafl_lit.executors.executor import POLL, Executor, Result, Unit, perform, unsendable
+from persafl_lit.executors.transport import fetch, store
+from persafl_lit.executors.worker import ALIGNED, Work, Worker
 from persafl_lit.memory import keep_freed_memory
 
 DEPTH = 2
@@ -35,7 +35,7 @@ class Lane:
     process: BaseProcess
     pipe: connection.Connection
     places: Tensor
-    """(DEPTH, vectors, size): the model read, replaced by the update; for SCAFFOLD the correction, replaced by the control."""
+    """(DEPTH, bytes): the tensors of a message, replaced by those of its result."""
     units: dict[int, Unit] = field(default_factory=dict)
 
 
@@ -49,9 +49,9 @@ class Processes(Executor):
     def __init__(self, worker: Worker, lanes: int, start: str | None = None) -> None:
         super().__init__(worker, lanes)
         self._context = get_context(start or ("fork" if sys.platform == "linux" and worker.device.type == "cpu" else "spawn"))
-        vectors, size = (2 if worker.work.objective.control else 1), len(worker.start)
-        _check_shared_memory(lanes * DEPTH * vectors * size * worker.start.element_size())
-        places = [torch.empty((DEPTH, vectors, size), dtype=worker.start.dtype).share_memory_() for _ in range(lanes)]
+        room = -(-worker.room // ALIGNED) * ALIGNED
+        _check_shared_memory(lanes * DEPTH * room)
+        places = [torch.empty((DEPTH, room), dtype=torch.uint8).share_memory_() for _ in range(lanes)]
         self._lanes: list[Lane] = []
         for place in places:
             self._lanes.append(self._start(place))
@@ -87,30 +87,22 @@ class Processes(Executor):
     def _send(self, unit: Unit) -> None:
         lane = min(self._lanes, key=lambda lane: len(lane.units))
         place = next(place for place in range(DEPTH) if place not in lane.units)
-        task, vectors = unit.task, lane.places[place]
-        vectors[0].copy_(task.read)
-        if task.correction is not None:
-            vectors[1].copy_(task.correction)
         lane.units[place] = unit
         try:
-            lane.pipe.send((place, task.client, task.visit, task.correction is not None, task.rules))
+            lane.pipe.send((place, store(unit.message, lane.places[place])))
         except OSError:
             self._replace(lane)
 
-    def _collect(self, wait: bool) -> Iterator[tuple[Unit, Outcome]]:
+    def _collect(self, wait: bool) -> Iterator[tuple[Unit, Result, float]]:
         pipes = {lane.pipe: lane for lane in self._lanes if lane.units}
         for pipe in connection.wait(list(pipes), POLL if wait else 0):
             lane = pipes[pipe]  # type: ignore[index]
             try:
-                place, outcome = lane.pipe.recv()
+                place, header, wall_seconds = lane.pipe.recv()
             except (EOFError, OSError):
                 self._replace(lane)
                 continue
-            if isinstance(outcome.value, Report):
-                vectors = lane.places[place][: 1 if lane.units[place].task.rules else None]
-                delta, *control = (vector.to(self.worker.device, copy=True) for vector in vectors)
-                outcome = outcome._replace(value=Update(delta, control[0] if control else None, outcome.value))
-            yield lane.units.pop(place), outcome
+            yield lane.units.pop(place), fetch(header, lane.places[place], self.worker.device, copy=True), wall_seconds
 
     def _replace(self, lane: Lane) -> None:
         """A worker process is gone: say so, start another and give it the same units."""
@@ -121,7 +113,7 @@ class Processes(Executor):
         for unit in lost:
             if unit.attempts + 1 >= ATTEMPTS:
                 raise WorkerError(
-                    f"client {unit.task.client} ended {ATTEMPTS} worker processes ({cause}); is there enough memory? "
+                    f"client {unit.message.client} ended {ATTEMPTS} worker processes ({cause}); is there enough memory? "
                     "Fewer workers need less, and executor=serial shows where it happens"
                 )
         print(f"persafl: worker process {lane.process.pid} is gone ({cause}); another one does its work again", file=sys.stderr)
@@ -172,15 +164,9 @@ def _serve(source: Worker | Work, pipe: connection.Connection, places: Tensor, i
         worker = Worker(source)
     try:
         while True:
-            place, client, visit, corrected, rules = pipe.recv()
-            vectors = places[place].to(worker.device)
-            outcome = perform(worker, Task(client, visit, vectors[0], vectors[1] if corrected else None, rules))
-            if isinstance(outcome.value, Update):
-                places[place][0].copy_(outcome.value.delta)
-                if outcome.value.control is not None:
-                    places[place][1].copy_(outcome.value.control)
-                outcome = outcome._replace(value=outcome.value.report)
-            pipe.send((place, outcome))
+            place, header = pipe.recv()
+            result, wall_seconds = perform(worker, fetch(header, places[place], worker.device))
+            pipe.send((place, store(result, places[place]), wall_seconds))
     except (EOFError, OSError):
         os._exit(0)
 

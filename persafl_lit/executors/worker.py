@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import lightning as L
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from persafl_lit.client import ClientDataModule, ClientModule, Report
+from persafl_lit.client import ClientDataModule, ClientModule
 from persafl_lit.data.federation import Federation
 from persafl_lit.errors import ConfigError, first_line
 from persafl_lit.evaluate import Finetune, Scores, evaluate_client, whole_batches
+from persafl_lit.messages import CostGradient, Evaluate, Gradient, Message, Tensors, Train, Update
 from persafl_lit.objectives import Maml, Moreau, Objective, Step
+from persafl_lit.sharing import Sharing
 
 PRECISIONS: dict[str, torch.dtype] = {
     "32-true": torch.float32,
@@ -24,6 +25,10 @@ PRECISIONS: dict[str, torch.dtype] = {
     "bf16-mixed": torch.float32,
     "bf16-true": torch.bfloat16,
 }
+
+
+ALIGNED = 64
+"""Bytes: tensors that travel together begin at multiples of this."""
 
 
 @dataclass(frozen=True)
@@ -43,41 +48,27 @@ class Work:
     devices: int | tuple[int, ...] | str = 1
     precision: str = "32-true"
     clip: float | None = None
-
-
-COST_GRADIENT = -1
-
-
-class Task(NamedTuple):
-    """A client's job and the model it read; with `rules` > 0 its evaluation from that model by so many fine-tuning rules; with
-    `rules` = COST_GRADIENT the gradient there of its own cost F_i, over all its data."""
-
-    client: int
-    visit: int
-    read: Tensor
-    correction: Tensor | None = None
-    rules: int = 0
-
-
-class Update(NamedTuple):
-    """What a client uploads: Delta = w_0 - w_Q, for SCAFFOLD also its new control variate, and a report."""
-
-    delta: Tensor
-    control: Tensor | None
-    report: Report
+    sharing: Sharing = field(default_factory=Sharing)
 
 
 class Worker:
-    """Trains and evaluates on one device."""
+    """Trains and evaluates on one device; a message's result depends on nothing but the message."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, fabric: Fabric | None = None) -> None:
+        """With the run's Fabric where there is one; a worker process of its own makes one for its device and precision."""
         self.work = work
-        fabric = make_fabric(work.accelerator, work.devices, work.precision)
-        self.device, self.dtype = fabric.device, PRECISIONS[work.precision]
+        fabric = fabric or make_fabric(work.accelerator, work.devices, work.precision)
+        self.device, self.dtype, self.autocast = fabric.device, PRECISIONS[work.precision], fabric.autocast
         self.federation = work.federation.to(self.device, self.dtype)
-        self.module = ClientModule(work.backbone.to(self.device, self.dtype), work.objective, work.eta, work.federation.smoothness, work.clip)
-        fabric.setup(self.module, self.module.configure_optimizers())
-        self.autocast = fabric.autocast
+        backbone = work.backbone.to(self.device, self.dtype)
+        private = work.sharing.names(backbone)
+        if private and work.objective.keeps:
+            raise ConfigError("scaffold shares the whole model, so that its control variates fit: leave method.private at none")
+        self.module = ClientModule(backbone, work.objective, work.eta, work.federation.smoothness, work.clip, private)
+        self.module.flatten()
+        self.start = self.module.f.point[: self.module.f.shared].clone()
+        """The shared part of the backbone's first weights, as one vector."""
+        self._private = self.module.f.point[self.module.f.shared :].clone()
         self._devices = [] if fabric.device.type == "cpu" else [fabric.device]
         if isinstance(work.objective, Maml) and work.objective.differences and work.precision.startswith("bf16"):
             raise ConfigError(f"method.hvp={work.objective.hvp} drowns in the rounding of precision={work.precision}; use exact or first_order")
@@ -85,55 +76,81 @@ class Worker:
             work.objective.check_inner_step(work.federation.smoothness or 0.0)
 
     @property
-    def start(self) -> Tensor:
-        """A copy of the backbone's weights as one vector."""
-        return self.module.f.point.clone()
+    def keeps(self) -> bool:
+        """Whether clients keep anything between visits."""
+        return bool(len(self._private) or self.work.objective.keeps)
 
-    def train(self, task: Task) -> Update:
+    @property
+    def transfer_bytes(self) -> int:
+        """Of one download, and of one upload."""
+        return self.start.nbytes * (1 + len(self.work.objective.sends))
+
+    @property
+    def room(self) -> int:
+        """Bytes that the tensors of a message or of its result take."""
+        kept = len(self.work.objective.keeps) * self.start.nbytes + self._private.nbytes
+        return self.transfer_bytes + kept + ALIGNED * (2 + len(self.work.objective.sends) + len(self.work.objective.keeps))
+
+    def model(self, w: Tensor, memory: Tensors) -> Tensor:
+        """[shared, private]: the shared model with what the client kept, or with the initial private values."""
+        return torch.cat([w, memory.get("private", self._private)]) if len(self._private) else w
+
+    def perform(self, message: Message) -> Update | Scores | Gradient:
+        if isinstance(message, Train):
+            return self.train(message)
+        return self.evaluate(message) if isinstance(message, Evaluate) else self.cost_gradient(message)
+
+    def train(self, message: Train) -> Update:
         """A client's visit: Algorithm 2 from download to upload."""
-        work = self.work
-        data = ClientDataModule(self.federation, task.client, work.objective, work.local_steps, work.batch_size, work.seed)
+        work, module, shared = self.work, self.module, self.module.f.shared
+        read = self.model(message.read["w"], message.memory)
+        data = ClientDataModule(self.federation, message.client, work.objective, work.local_steps, work.batch_size, work.seed)
+        before = module.f.evaluations
+
+        def whole_gradient() -> Tensor:
+            return module.whole_gradient(read, whole_batches(self.federation, message.client, work.batch_size, work.seed))
+
         # Fabric's precision holds for the whole job: one context, not one per step.
         with torch.random.fork_rng(self._devices), self.autocast():
-            report = self.module.local_training(task.read, task.correction, data.steps(task.visit))
-            delta = task.read - self.module.w
-            if not work.objective.control:
-                return Update(delta, None, report)
-            whole = whole_batches(self.federation, task.client, work.batch_size, work.seed)
-            control = self.module.whole_gradient(task.read, whole)
-        return Update(delta, control, report._replace(evaluations=report.evaluations + len(whole)))
+            loss, residual = module.visit(read, work.objective.begin(message.read, message.memory), data.steps(message.visit))
+            delta, private = read[:shared] - module.w[:shared], module.w[shared:].clone()
+            sent, memory = work.objective.end(whole_gradient, message.memory)
+        if len(private):
+            memory = {**memory, "private": private}
+        return Update({"delta": delta, **sent}, memory, loss, module.f.evaluations - before, residual)
 
-    def evaluate(self, task: Task) -> Scores:
+    def evaluate(self, message: Evaluate) -> Scores:
         """Fine-tune-then-evaluate of one client."""
-        work, rules = self.work, dict(itertools.islice(self.work.finetune.items(), task.rules))
+        work, rules = self.work, {name: self.work.finetune[name] for name in message.rules}
+        w = self.model(message.read["w"], message.memory)
         with torch.random.fork_rng(self._devices), self.autocast():
-            return evaluate_client(self.module, self.federation, task.client, task.read, rules, work.batch_size, work.seed)
+            return evaluate_client(self.module, self.federation, message.client, w, rules, work.batch_size, work.seed)
 
-    def cost_gradient(self, task: Task) -> Update:
-        """grad F_i(w): the objective's gradient with all of the client's training data as every batch."""
-        work = self.work
-        ((whole, _),) = whole_batches(self.federation, task.client, max(1, self.federation.count(task.client, "train")), work.seed)
+    def cost_gradient(self, message: CostGradient) -> Gradient:
+        """grad F_i(w) of the shared part: the objective's gradient with all of the client's training data as every batch."""
+        work, w = self.work, self.model(message.read["w"], message.memory)
+        ((whole, _),) = whole_batches(self.federation, message.client, max(1, self.federation.count(message.client, "train")), work.seed)
         self.module.backbone.train()
-        before = self.module.f.evaluations
         with torch.random.fork_rng(self._devices), self.autocast():
-            gradient = work.objective.gradient(self.module.f, Step(task.read.clone(), task.read, [whole] * work.objective.batches))
-        report = Report(0.0, self.module.f.evaluations - before, None)
+            gradient = work.objective.gradient(self.module.f, Step(w.clone(), w, [whole] * work.objective.batches))
         self.module.f.losses.clear()
-        return Update(gradient.clone(), None, report)
+        return Gradient({"gradient": gradient[: self.module.f.shared].clone()})
 
-    def state_dict(self, w: Tensor) -> dict[str, Tensor]:
-        """The backbone's ordinary, contiguous state dict at w."""
-        self.module.f.at(w)
+    def state_dict(self, w: Tensor, memory: Tensors | None = None) -> dict[str, Tensor]:
+        """The backbone's ordinary, contiguous state dict at w, with a client's memory or the initial private values."""
+        self.module.f.at(self.model(w, memory or {}))
         return {name: value.detach().cpu().contiguous().clone() for name, value in self.module.backbone.state_dict().items()}
 
 
-def make_fabric(accelerator: str, devices: int | tuple[int, ...] | str, precision: str) -> Fabric:
-    """A Fabric on one device, or a sentence about why not."""
+def make_fabric(
+    accelerator: str, devices: int | tuple[int, ...] | str, precision: str, callbacks: Sequence[Any] = (), loggers: Sequence[Any] = ()
+) -> Fabric:
+    """A Fabric on one device, or a sentence about why not. It gets copies of the lists: Fabric changes the one it is given."""
     if precision not in PRECISIONS:
         raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}")
     try:
         named = list(devices) if isinstance(devices, tuple) else devices
-        fabric = Fabric(accelerator=accelerator, devices=named, precision=precision)  # type: ignore[arg-type]
+        fabric = Fabric(accelerator=accelerator, devices=named, precision=precision, callbacks=[*callbacks], loggers=[*loggers])  # type: ignore[arg-type]
     except Exception as error:  # Fabric raises many types; each is about these three values
         raise ConfigError(f"accelerator={accelerator}, devices={devices}, precision={precision} cannot be set up: {first_line(error)}") from error
     if fabric.world_size != 1:

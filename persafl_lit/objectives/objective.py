@@ -8,13 +8,15 @@ same batch sees the same mask, as finite differences and inner minimisations nee
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from persafl_lit.data.federation import Batch
+    from persafl_lit.messages import Tensors
 
 
 class LocalLoss(Protocol):
@@ -44,8 +46,8 @@ class Step(NamedTuple):
     """w_{i,0}, the model it downloaded."""
     batches: Sequence[Batch]
     """As many independent batches as the objective asks for; the first is D."""
-    correction: Tensor | None = None
-    """SCAFFOLD's c - c_i, from the server."""
+    given: Tensors = MappingProxyType({})
+    """What the objective's `begin` made of the server's further tensors and of the client's memory."""
 
 
 class Objective(ABC):
@@ -55,8 +57,10 @@ class Objective(ABC):
     """Independent batches per local step."""
     moves: ClassVar[bool] = False
     """Whether it evaluates gradients elsewhere than at w."""
-    control: ClassVar[bool] = False
-    """Whether the client also sends grad f_i(w_{i,0}) over all its data (SCAFFOLD, Option I)."""
+    sends: ClassVar[tuple[str, ...]] = ()
+    """Named tensors, of the model's size, that a visit sends beside `delta`; the server sends as many beside the model."""
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """Named tensors, of the model's size, that a client keeps between visits."""
 
     @property
     def cost(self) -> int:
@@ -66,6 +70,17 @@ class Objective(ABC):
     @abstractmethod
     def gradient(self, f: LocalLoss, step: Step) -> Tensor:
         """The direction of the local step: w_{i,q+1} = w_{i,q} - eta * gradient."""
+
+    def begin(self, read: Tensors, memory: Tensors) -> Tensors:
+        """Before the first local step, from what was downloaded and what the client kept: what every step is `given`."""
+        return {}
+
+    def end(self, whole_gradient: Callable[[], Tensor], memory: Tensors) -> tuple[Tensors, Tensors]:
+        """After the last local step: further tensors to send, and the client's new memory.
+
+        `whole_gradient()` is grad f_i(w_{i,0}) over all of the client's data; `memory` is what it kept so far.
+        """
+        return {}, {}
 
     def residual(self, f: LocalLoss, step: Step, gradient: Tensor) -> float | None:
         """How far an inner minimisation was from its end, where there is one."""

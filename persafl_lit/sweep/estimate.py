@@ -12,8 +12,9 @@ from persafl_lit.api import affordable_evaluations, quiet_single_threaded_torch,
 from persafl_lit.client import build_backbone
 from persafl_lit.config import Config
 from persafl_lit.data import DATASETS
-from persafl_lit.executors import Task, Worker
+from persafl_lit.executors import Worker
 from persafl_lit.experiment import evaluated_clients, evaluation_moments
+from persafl_lit.messages import Evaluate, Train
 from persafl_lit.models import MODELS
 from persafl_lit.sweep.trials import Trial
 
@@ -57,10 +58,10 @@ class Estimate:
         """Of one client's visit, and of one client's evaluation by one rule."""
         key = _key(config, "data", "model", "method", "batch_size", "precision", "local_steps", "eval")
         if key not in self._speeds:
-            control = worker.start * 0 if worker.work.objective.control else None
+            read, common = {"w": worker.start}, tuple(worker.work.finetune)[:1]
             clients = [index % worker.work.federation.trained() for index in range(REPEATS + 1)]
-            visit = _usual(lambda client: worker.train(Task(client, 0, worker.start, control)), clients)
-            self._speeds[key] = visit, _usual(lambda client: worker.evaluate(Task(client, 0, worker.start, rules=1)), clients)
+            visit = _usual(lambda client: worker.train(Train(client, 0, read)), clients)
+            self._speeds[key] = visit, _usual(lambda client: worker.evaluate(Evaluate(client, common, read)), clients)
         return self._speeds[key]
 
 

@@ -7,10 +7,14 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from persafl_lit.errors import CheckpointError, Interrupted, PersaflError, TakenError, TrackingError, UnwritableError, WorkerError, located
 from persafl_lit.lock import Lock
+
+if TYPE_CHECKING:
+    from persafl_lit.evaluate import Point
+    from persafl_lit.experiment import Experiment
 
 EVERY = 0.5
 """Seconds of wall time between words about progress."""
@@ -32,26 +36,27 @@ class Order(TypedDict):
     """Where the sweep was started: relative paths mean this folder, where it exists."""
 
 
-class Watcher:
-    """A run's observer that passes progress on."""
+class Reporter:
+    """A callback that passes a trial's progress on."""
 
     def __init__(self, tell: Callable[[Message], None]) -> None:
         self._tell = tell
         self._told_at = 0.0
         self._total = 0
 
-    def watch(self, timeline: Any) -> list[Watcher]:
-        self._total = len(timeline)
+    def on_run_start(self, experiment: Experiment) -> None:
+        self._total = len(experiment.timeline)
         self._tell({"updates": 0, "total": self._total})
-        return [self]
+        for point in experiment.points:  # from before a resume: a search that was begun again asks for them
+            self.on_evaluation(point)
 
-    def on_update(self, index: int, job: Any, staleness: int, loss: float) -> None:
+    def on_update(self, experiment: Experiment) -> None:
         now = time.monotonic()
         if now - self._told_at >= EVERY:
             self._told_at = now
-            self._tell({"updates": index + 1, "total": self._total})
+            self._tell({"updates": experiment.state.arrivals, "total": self._total})
 
-    def on_point(self, point: Any) -> None:
+    def on_evaluation(self, point: Point) -> None:
         metrics = {key: value for key, value in point.metrics().items() if key in ("accuracy.val", "accuracy.test", "loss.val", "loss.test")}
         self._tell({"updates": point.updates, "total": self._total, "point": metrics})
 
@@ -76,7 +81,7 @@ def perform(order: Order, tell: Callable[[Message], None], should_stop: Callable
     config = compose(order["config"] | {"tracking.uri": order["uri"]})
 
     def attempt(resume: bool) -> Message:
-        result = run(config, resume=resume, observers=Watcher(tell).watch, should_stop=should_stop, run_id=order["run_id"], wait_seconds=ORPHANS)
+        result = run(config, resume=resume, callbacks=[Reporter(tell)], should_stop=should_stop, run_id=order["run_id"], wait_seconds=ORPHANS)
         return {"summary": result.summary()}
 
     try:

@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -131,6 +131,22 @@ class Timeline:
             waves.append(wave)
             latest.append(max(latest[-1], wave))
         return np.asarray(waves, dtype=np.int64)
+
+    def last_visits(self) -> Ints:
+        """For every job: the number of arrivals after which its client's last visit before `reads` has arrived; 0 if there is none."""
+        count = len(self)
+        arrivals = np.sort(self.client * (count + 1) + np.arange(count))  # by client, then by arrival
+        before = np.searchsorted(arrivals, self.client * (count + 1) + self.reads) - 1
+        found = arrivals[np.maximum(before, 0)]
+        own = (before >= 0) & (found // (count + 1) == self.client)
+        return np.where(own, found % (count + 1) + 1, 0)
+
+    def until(self, sim_time: float, updates: int) -> Timeline:
+        """The same up to a moment by which so many updates had arrived."""
+        activity = None if self.activity is None else self.activity.rows(self.activity.read_at < sim_time)
+        dropped = 0 if not self.dropped or activity is None else int(np.sum(activity.received <= sim_time)) - updates
+        columns = {name: getattr(self, name)[:updates] for name in COLUMNS}
+        return replace(self, **columns, horizon=sim_time, activity=activity, dropped=dropped)
 
     def digest(self) -> str:
         """A hash of everything that training can see of this timeline."""

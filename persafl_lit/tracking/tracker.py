@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persafl_lit import __version__
-from persafl_lit.errors import TrackingError, first_line
+from persafl_lit.errors import Interrupted, TrackingError, first_line
 from persafl_lit.memory import collector_at_rest
+from persafl_lit.tracking.artifacts import log_result
 from persafl_lit.tracking.environment import environment, git_commit
 from persafl_lit.tracking.unsent import SQLITE, Message, keep, store_uri, sync, waiting
 
 if TYPE_CHECKING:
+    from persafl_lit.api import Result
     from persafl_lit.config import Config
     from persafl_lit.evaluate import Point
-    from persafl_lit.timeline import Job, Timeline
+    from persafl_lit.experiment import Experiment
     from persafl_lit.tracking.store import Store
 
 OPENS_WITHIN = 20.0
@@ -41,7 +43,7 @@ PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Tracker:
-    """Takes what a run says and sends it from a thread of its own, in order; what a lost server does not take waits.
+    """A callback that sends what a run says from a thread of its own, in order; what a lost server does not take waits.
 
     Metrics carry step = updates and timestamp = simulated milliseconds, so that the MLflow UI can put either on the x axis.
     """
@@ -63,23 +65,28 @@ class Tracker:
         self._hurried_at = math.inf
         self._opens_until = time.monotonic() + OPENS_WITHIN
         self._closing = False
+        self._finished = False
         self._warned = False
         self._run_id = run_id
         self._staging = tempfile.TemporaryDirectory(prefix="persafl-")
         self.staging = Path(self._staging.name)
         """A folder for files on their way into the store."""
         self._thread = threading.Thread(target=self._deliver, daemon=True, name="tracking")
-        self._thread.start()
 
-    def is_open(self, wall_seconds: float = 0.0) -> bool:
-        """Whether the store has been opened, or has refused; waits so long for it."""
-        return self._opened.wait(wall_seconds)
+    def wait_until_open(self, experiment: Experiment) -> None:
+        """Until the store has been opened, or has refused, or the user asks to stop."""
+        while not self._opened.wait(0.2):
+            experiment.heed_stop()
 
-    def known_run_id(self) -> str | None:
-        """The run's id, for a checkpoint: which waits for a store that is being opened, but not for one that hangs."""
+    def state_dict(self) -> dict[str, Any]:
+        """The run's id. A checkpoint waits for a store that is being opened, but not for one that hangs."""
         while not self._opened.wait(0.1) and self._is_worth_waiting(self._opens_until):
             pass
-        return self._run_id
+        return {"run_id": self._run_id} if self._run_id else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The interrupted run goes on, unless another one was named."""
+        self._run_id = self._run_id or state["run_id"]
 
     def _is_worth_waiting(self, until: float) -> bool:
         now = time.monotonic()
@@ -103,33 +110,49 @@ class Tracker:
             self._messages.append(message)
             self._changed.notify()
 
-    def begins(self, timeline: Timeline) -> None:
-        """What is known before the first update."""
+    def metrics(self, values: dict[str, float], point: Point) -> None:
+        """Finite ones, at a point."""
+        rows = [[key, value, timestamp(point.sim_time), point.updates] for key, value in values.items() if math.isfinite(value)]
+        self.say(metrics=rows)
+
+    def start(self) -> None:
+        """Open the store, and send what there is, in the background."""
+        self._opens_until = time.monotonic() + OPENS_WITHIN
+        self._thread.start()
+
+    def on_run_start(self, experiment: Experiment) -> None:
+        """What is known before the first update; of a run that is resumed also its points, which may not have been sent."""
+        self.start()
         self.say(text=self._config.yaml(), name="config.yaml")
         self.say(text=json.dumps(environment(), indent=2), name="environment.json")
-        self.say(text=timeline.to_csv(), name="timeline.csv")
+        self.say(text=experiment.timeline.to_csv(), name="timeline.csv")
+        for point in experiment.points:
+            self.metrics(point.metrics(), point)
 
-    def on_update(self, index: int, job: Job, staleness: int, loss: float) -> None:
+    def on_update(self) -> None:
+        """A store that cannot be used ends the run now, not at its end."""
         if self._failure is not None:
             raise self._failure
 
-    def on_point(self, point: Point) -> None:
-        self.say(metrics=[[key, value, timestamp(point.sim_time), point.updates] for key, value in point.metrics().items() if math.isfinite(value)])
+    def on_evaluation(self, point: Point) -> None:
+        self.metrics(point.metrics(), point)
 
-    def results(self, summary: dict[str, Any], curves: dict[str, list[float]], clients: list[dict[str, float]]) -> None:
-        """What a finished run came to."""
-        self.say(text=json.dumps({"summary": summary, "curves": curves, "clients": clients}), name="results.json")
-        self.say(text=json.dumps(summary, indent=2), name="summary.json")
-        self.say(text=_csv([dict(zip(curves, row, strict=True)) for row in zip(*curves.values(), strict=True)]), name="curves.csv")
-        self.say(table={name: [row[name] for row in clients] for name in clients[0]}, name="clients.json")
-        self.say(metrics=[["wall_seconds", summary["wall_seconds"], timestamp(summary["sim_time"]), summary["updates"]]])
+    def on_run_end(self, result: Result) -> None:
+        self.metrics(result.points[-1].metrics(), result.points[-1])  # one that became the last by `stop` has more of them now
+        log_result(self, result)
+        self.finish("FINISHED")
 
-    def file(self, path: Path, folder: str) -> None:
-        """A picture or a folder, as an artifact."""
-        self.say(path=str(path), folder=folder)
+    def on_run_error(self, error: BaseException) -> None:
+        if isinstance(error, (Interrupted, KeyboardInterrupt)):
+            self.finish("KILLED", str(error) or "interrupted")
+        else:
+            self.finish("FAILED", f"{type(error).__name__}: {error}")
 
     def finish(self, status: str, error: str | None = None) -> None:
         """End the run, FINISHED, FAILED or KILLED, and wait until all is sent; what is not by then is kept in a file."""
+        if self._finished or not self._thread.ident:
+            return
+        self._finished = True
         if status == "KILLED":
             self._hurry = lambda: True
         self.say(tags={"persafl.error": error or ""})
@@ -281,8 +304,3 @@ def timestamp(sim_time: float) -> int:
 def _as_one(messages: list[Message]) -> Message:
     """Metrics that have piled up make one request."""
     return messages[0] if len(messages) == 1 else {"metrics": [row for message in messages for row in message["metrics"]]}
-
-
-def _csv(rows: list[dict[str, float]]) -> str:
-    lines = [",".join(rows[0]), *(",".join(repr(value) for value in row.values()) for row in rows)]
-    return "\n".join(lines) + "\n"

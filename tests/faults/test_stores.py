@@ -143,7 +143,7 @@ def test_a_server_that_is_slow_or_fails_for_a_while_gets_everything(tmp_path, ca
                 wait_for_run(real.uri)
                 server.delay = 0.5
 
-            slowly = run(here, observers=[At(u2=slow)])
+            slowly = run(here, callbacks=[At(u2=slow)])
             server.delay = 0.0
             check_whole(real.uri, slowly)
             survived["tracking server that takes half a second for each answer"] += 1
@@ -157,7 +157,7 @@ def test_a_server_that_is_slow_or_fails_for_a_while_gets_everything(tmp_path, ca
                     time.sleep(0.1)
                 server.status = None
 
-            healed = run([*here, "seed=1"], observers=[At(u2=breaks, u40=heals)])
+            healed = run([*here, "seed=1"], callbacks=[At(u2=breaks, u40=heals)])
             check_whole(real.uri, healed)
             assert "the run goes on and tries again" in capfd.readouterr().err
             survived["tracking server that answers 500 for a while"] += 1

@@ -1,0 +1,105 @@
+"""What executors send to workers, and what comes back.
+
+A message is one of `Train`, `Evaluate` and `CostGradient`; its result depends on nothing but the message, so it may be computed
+anywhere, in any order, or twice. Tensors are named: `read` is what the server sends (the shared model `w`, and what a rule adds),
+`memory` what the client kept from its last visit, `sent` what it sends to the server (`delta`, and what an objective adds).
+`separate` and `join` are the one definition of how they travel: through shared memory, through Ray, into checkpoints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Tensors = Mapping[str, "Tensor"]
+"""Tensors by name; never changed in place once they are part of a message."""
+T = TypeVar("T")
+
+NO_VISIT = -1
+"""`after` of a client that has no memory yet: it starts from the initial private values."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """A client's visit: Algorithm 2 from download to upload."""
+
+    client: int
+    visit: int
+    read: Tensors
+    memory: Tensors = field(default_factory=dict)
+    after: int = NO_VISIT
+    """The visit that left this memory."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Fine-tune, then evaluate one client."""
+
+    client: int
+    rules: tuple[str, ...]
+    """Fine-tuning rules by name; the first is the one that all methods are compared by."""
+    read: Tensors
+    memory: Tensors = field(default_factory=dict)
+    after: int = NO_VISIT
+
+
+@dataclass(frozen=True)
+class CostGradient:
+    """grad F_i: the gradient of one client's own cost over all its training data."""
+
+    client: int
+    read: Tensors
+    memory: Tensors = field(default_factory=dict)
+    after: int = NO_VISIT
+
+
+Message = Train | Evaluate | CostGradient
+
+
+@dataclass(frozen=True)
+class Update:
+    """The result of `Train`: what the client sends, what it keeps, and what the visit took."""
+
+    sent: Tensors
+    """`delta` = w_0 - w_Q of the shared part, and what the objective adds."""
+    memory: Tensors
+    loss: float
+    """Mean over the local steps, each where it began."""
+    evaluations: int
+    """Gradients computed."""
+    residual: float | None = None
+    """How far an inner minimisation was from its end, where there is one."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The result of `CostGradient`: `gradient`, of the shared part. (That of `Evaluate` is a `Scores`.)"""
+
+    sent: Tensors
+
+
+PAYLOADS = ("read", "sent", "memory")
+"""Fields of named tensors."""
+
+
+def separate(record: T) -> tuple[T, list[Tensor]]:
+    """The record with names instead of tensors, and the tensors in the order of these names."""
+    names: dict[str, Any] = {}
+    tensors: list[Tensor] = []
+    for payload in PAYLOADS:
+        if (found := getattr(record, payload, None)) is not None:
+            names[payload] = tuple(found)
+            tensors += found.values()
+    return (dataclasses.replace(record, **names), tensors) if names else (record, tensors)  # type: ignore[type-var]
+
+
+def join(record: T, tensors: Sequence[Tensor]) -> T:
+    """Undo `separate`."""
+    left = iter(tensors)
+    payloads = {name: {key: next(left) for key in keys} for name in PAYLOADS if (keys := getattr(record, name, None)) is not None}
+    return dataclasses.replace(record, **payloads) if payloads else record  # type: ignore[type-var]

@@ -1,0 +1,61 @@
+"""What a finished run leaves in MLflow beside its metrics: results, tables, a picture, the model."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from persafl_lit.errors import located
+
+if TYPE_CHECKING:
+    from persafl_lit.api import Result
+    from persafl_lit.tracking.tracker import Tracker
+
+
+def log_result(tracker: Tracker, result: Result) -> None:
+    """A picture or a model that cannot be made is said, and costs nothing else."""
+    summary, curves, clients = result.summary(), result.curves(), result.clients()
+    tracker.say(text=json.dumps({"summary": summary, "curves": curves, "clients": clients}), name="results.json")
+    tracker.say(text=json.dumps(summary, indent=2), name="summary.json")
+    tracker.say(text=_csv(curves), name="curves.csv")
+    tracker.say(table={name: [row[name] for row in clients] for name in clients[0]}, name="clients.json")
+    tracker.metrics({"wall_seconds": result.wall_seconds}, result.points[-1])
+    try:
+        _log_picture(tracker, result)
+        _log_model(tracker, result)
+    except Exception as error:  # whatever it is, the results count
+        print(f"persafl: the run's picture or model could not be kept: {located(error)}", file=sys.stderr)
+
+
+def _log_picture(tracker: Tracker, result: Result) -> None:
+    if result.config.tracking.figures:
+        from persafl_lit.report.overview import draw_run
+
+        file = tracker.staging / "run.png"
+        draw_run(result.config.name, result.curves(), result.timeline, result.buffer, result.clients(), file)
+        tracker.say(path=str(file), folder="figures")
+
+
+def _log_model(tracker: Tracker, result: Result) -> None:
+    from persafl_lit.data import Samples
+
+    if result.config.tracking.model and isinstance(result.federation, Samples):
+        from persafl_lit.tracking.store import save_model
+
+        example, _ = next(result.federation.whole(0, "test", 2))[0]
+        folder = tracker.staging / "model"
+        if save_model(copy.deepcopy(result.model).float(), example.float().contiguous(), folder):
+            tracker.say(path=str(folder), folder="model")
+
+
+def _csv(columns: dict[str, list[float]]) -> str:
+    """Numbers are written so that reading them gives the same bits."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(map(repr, row) for row in zip(*columns.values(), strict=True))
+    return text.getvalue()
