@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from persafl_lit.checkpoint import Checkpoint
 from persafl_lit.client import build_backbone, check_backbone
 from persafl_lit.config import Config, choice_of, compose
@@ -98,7 +100,7 @@ class Result:
 
 def run(
     config: Config | Mapping[str, Any] | Iterable[str] = (),
-    model: L.LightningModule | None = None,
+    model: L.LightningModule | nn.Sequential | None = None,
     *,
     resume: bool = False,
     observers: Sequence[Observer] | Callable[[Timeline], Sequence[Observer]] = (),
@@ -107,7 +109,8 @@ def run(
     run_id: str | None = None,
     wait_seconds: float = 0.0,
 ) -> Result:
-    """Run one experiment. `config` is a Config, a list of overrides or a dict of them; `model` a backbone of yours.
+    """Run one experiment. `config` is a Config, a list of overrides or a dict of them; `model` a backbone of yours,
+    or an nn.Sequential that gives class scores.
 
     `observers` watch the run (or a function that makes them once the timeline is known); when `should_stop()` turns true,
     the run writes a checkpoint and raises `Interrupted`. With `resume`, an interrupted run of the same config goes on. `tags`
@@ -117,7 +120,8 @@ def run(
     wall_start = time.monotonic()
     config = config if isinstance(config, Config) else compose(config)
     if model is not None:
-        config = config.with_model(f"{type(model).__module__}.{type(model).__qualname__}")
+        layers = {"layers": [" ".join(str(layer).split()) for layer in model]} if type(model) is nn.Sequential else {}
+        config = config.with_model(f"{type(model).__module__}.{type(model).__qualname__}", layers)
     with quiet_single_threaded_torch():
         federation = config.build("data", DATASETS).federation(config.clients, config.seed)
         timeline = config.timeline(federation.trained())
@@ -245,6 +249,7 @@ def work_of(config: Config, federation: Federation, backbone: L.LightningModule)
         config.devices,
         config.precision,
         config.clip,
+        config.derivatives,
     )
 
 

@@ -64,6 +64,8 @@ class Config:
     accelerator: str
     devices: int | tuple[int, ...] | str
     precision: str
+    derivatives: Literal["auto", "autograd"]
+    """Hand-written kernels where the network is a plain sequence of known layers, else autograd; or autograd always."""
     executor: Literal["serial", "processes", "ray"]
     workers: int | None
     """Lanes that train at the same time; null is one per core."""
@@ -101,9 +103,9 @@ class Config:
         """Where an interrupted run of this config is kept."""
         return Path(self.checkpoint.dir or "mlruns/checkpoints") / f"{self.hash()}.pt"
 
-    def with_model(self, path: str) -> Config:
-        """The same run around a model that was passed from Python: recorded, and told from others, by its class."""
-        model = {"name": "custom", "path": path, "args": {}}
+    def with_model(self, path: str, args: Mapping[str, Any]) -> Config:
+        """The same run around a model that was passed from Python: recorded, and told from others, by its class and `args`."""
+        model = {"name": "custom", "path": path, "args": dict(args)}
         return dataclasses.replace(self, model=model, values={**self.values, "model": model})
 
     def label(self) -> str:

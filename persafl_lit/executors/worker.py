@@ -43,6 +43,7 @@ class Work:
     devices: int | tuple[int, ...] | str = 1
     precision: str = "32-true"
     clip: float | None = None
+    derivatives: str = "auto"
 
 
 COST_GRADIENT = -1
@@ -75,7 +76,8 @@ class Worker:
         fabric = make_fabric(work.accelerator, work.devices, work.precision)
         self.device, self.dtype = fabric.device, PRECISIONS[work.precision]
         self.federation = work.federation.to(self.device, self.dtype)
-        self.module = ClientModule(work.backbone.to(self.device, self.dtype), work.objective, work.eta, work.federation.smoothness, work.clip)
+        backbone, smoothness = work.backbone.to(self.device, self.dtype), work.federation.smoothness
+        self.module = ClientModule(backbone, work.objective, work.eta, smoothness, work.clip, derivatives=work.derivatives)
         fabric.setup(self.module, self.module.configure_optimizers())
         self.autocast = fabric.autocast
         self._devices = [] if fabric.device.type == "cpu" else [fabric.device]
