@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 from persafl_lit.errors import ConfigError, closest, shown
 from persafl_lit.limits import MOST_CLIENTS, MOST_STEPS, MOST_VISITS, MOST_WORKERS, at_most
 from persafl_lit.nested import GROUPS, flatten, get, put
-from persafl_lit.objectives import OBJECTIVES, Objective
+from persafl_lit.objectives import OBJECTIVES, Moreau, Objective
 from persafl_lit.server import RULES, ControlVariates, Rule
 from persafl_lit.settings import Checkpoints, Eval, Tracking, positive
 from persafl_lit.timeline import DELAYS, SCHEDULES, Setting, Timeline
@@ -162,9 +162,15 @@ class Config:
         return cohort
 
     def timeline(self, clients: int) -> Timeline:
-        """The communication setup: the same for every method with the same schedule, delays, clients and seed."""
-        delays = self.build("delays", DELAYS)
-        setting = Setting(clients, self.local_steps, delays, self.seed, self.horizon, self.updates)
+        """The communication setup: the same for every method with the same schedule, delays, clients and seed, and with
+        `delays.per_gradient` > 0 also the same number of gradients per local step."""
+        delays, objective = self.build("delays", DELAYS), self.objective()
+        if getattr(delays, "per_gradient", 0) > 0 and isinstance(objective, Moreau) and objective.inner_steps is None:
+            raise ConfigError(
+                f"delays.per_gradient={delays.per_gradient:g} needs the number of gradients per local step beforehand, and method.nu alone does not "
+                "give it; set method.inner_steps, or delays.per_gradient=0"
+            )
+        setting = Setting(clients, self.local_steps, delays, self.seed, self.horizon, self.updates, objective.cost)
         timeline: Timeline = self.build("schedule", SCHEDULES).timeline(setting)
         return timeline
 
