@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from persafl_lit.checkpoint import Checkpoint
 from persafl_lit.client import build_backbone, check_backbone
 from persafl_lit.config import Config, choice_of, compose
@@ -101,7 +103,7 @@ class Result:
 
 def run(
     config: Config | Mapping[str, Any] | Iterable[str] = (),
-    model: L.LightningModule | None = None,
+    model: L.LightningModule | nn.Sequential | None = None,
     *,
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Logger] = (),
@@ -111,7 +113,8 @@ def run(
     run_id: str | None = None,
     wait_seconds: float = 0.0,
 ) -> Result:
-    """Run one experiment. `config` is a Config, a list of overrides or a dict of them; `model` a backbone of yours.
+    """Run one experiment. `config` is a Config, a list of overrides or a dict of them; `model` a backbone of yours,
+    or an nn.Sequential that gives class scores.
 
     `callbacks` are told what happens (`persafl_lit.Callback` has the hooks) and `loggers` are Lightning's (CSV, TensorBoard, ...):
     they get the metrics of every evaluation with step = updates. When `should_stop()` turns true, the run writes a checkpoint and
@@ -120,7 +123,8 @@ def run(
     """
     config = config if isinstance(config, Config) else compose(config)
     if model is not None:
-        config = config.with_model(f"{type(model).__module__}.{type(model).__qualname__}")
+        layers = {"layers": [" ".join(str(layer).split()) for layer in model]} if type(model) is nn.Sequential else {}
+        config = config.with_model(f"{type(model).__module__}.{type(model).__qualname__}", layers)
     with quiet_single_threaded_torch():
         wall_start = time.monotonic()
         federation = config.build("data", DATASETS).federation(config.clients, config.seed)
@@ -265,6 +269,7 @@ def work_of(config: Config, federation: Federation, backbone: L.LightningModule)
         config.precision,
         config.clip,
         config.sharing(),
+        config.derivatives,
     )
 
 

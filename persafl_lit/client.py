@@ -95,7 +95,9 @@ def _import_backbone(model: Custom, allow_code: bool) -> L.LightningModule:
 
 
 def check_backbone(backbone: Any) -> L.LightningModule:
-    """Refuse what could not be trained, before anything starts."""
+    """Refuse what could not be trained, before anything starts; a plain nn.Sequential becomes a `Classifier`."""
+    if type(backbone) is nn.Sequential:
+        backbone = Classifier(backbone)
     if not isinstance(backbone, L.LightningModule):
         raise ConfigError(f"the model must be a LightningModule whose training_step returns a loss; got {type(backbone).__name__}")
     if type(backbone).training_step is L.LightningModule.training_step:
@@ -121,7 +123,9 @@ class ClientModule(L.LightningModule):
         eta: float,
         smoothness: float | None = None,
         clip: float | None = None,
+        *,
         private: Collection[str] = (),
+        derivatives: str = "auto",
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -131,6 +135,7 @@ class ClientModule(L.LightningModule):
         self.smoothness = smoothness
         self.clip = clip
         self.private = private
+        self.derivatives = derivatives
         # A backbone may call self.log; a job's metrics are returned instead (one database call per step is too dear).
         backbone.log = backbone.log_dict = _ignore  # type: ignore[method-assign,assignment]
 
@@ -141,7 +146,8 @@ class ClientModule(L.LightningModule):
 
     def flatten(self) -> None:
         """The backbone's parameters as one vector w, and the place where each visit begins."""
-        self.f = FlatLoss(self.backbone, self.smoothness, _layers(self.backbone), self.private)
+        layers = _layers(self.backbone) if self.derivatives == "auto" else ()
+        self.f = FlatLoss(self.backbone, self.smoothness, layers, self.private)
         self.w = self.f.point.clone() if self.objective.moves else self.f.point
         self.read = self.w.clone()
         self.given: Tensors = {}
@@ -189,7 +195,7 @@ class ClientModule(L.LightningModule):
 
 
 def _layers(backbone: nn.Module) -> Sequence[nn.Module]:
-    """What there is of the backbone, if it is no more than the cross-entropy of plain layers."""
+    """The layers of a backbone that is nothing but the cross-entropy of plain layers; of any other, none."""
     if type(backbone) is not Classifier or not untouched(backbone):
         return ()
     alone = len([*backbone.parameters()]) == len([*backbone.network.parameters()])

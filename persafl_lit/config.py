@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 from persafl_lit.errors import ConfigError, closest, shown
 from persafl_lit.limits import MOST_CLIENTS, MOST_STEPS, MOST_VISITS, MOST_WORKERS, at_most
 from persafl_lit.nested import GROUPS, flatten, get, put
-from persafl_lit.objectives import OBJECTIVES, Objective
+from persafl_lit.objectives import OBJECTIVES, Moreau, Objective
 from persafl_lit.server import RULES, ControlVariates, Rule
 from persafl_lit.settings import Checkpoints, Eval, Tracking, positive
 from persafl_lit.sharing import Sharing
@@ -32,7 +32,7 @@ from persafl_lit.written import choices as choices
 
 NEUTRAL = ("tracking", "checkpoint", "executor", "workers")
 """Keys that change where and how fast a run goes, but no bit of its result."""
-ADDED = {"method.private": ["none"]}
+ADDED: dict[str, Any] = {"derivatives": "auto", "delays.per_gradient": 0.0, "method.private": ["none"]}
 """Keys that 0.1 did not have, with the value that means what it did: they are no part of a run's name then."""
 COUNTS = {"clients": MOST_CLIENTS, "local_steps": MOST_STEPS, "batch_size": math.inf, "updates": MOST_VISITS, "workers": MOST_WORKERS}
 """Whole numbers >= 1, and where they end."""
@@ -67,6 +67,8 @@ class Config:
     accelerator: str
     devices: int | tuple[int, ...] | str
     precision: str
+    derivatives: Literal["auto", "autograd"]
+    """Hand-written kernels where the network is a plain sequence of known layers, else autograd; or autograd always."""
     executor: Literal["serial", "processes", "ray"]
     workers: int | None
     """Lanes that train at the same time; null is one per core."""
@@ -106,9 +108,9 @@ class Config:
         """Where an interrupted run of this config is kept."""
         return Path(self.checkpoint.dir or "mlruns/checkpoints") / f"{self.hash()}.pt"
 
-    def with_model(self, path: str) -> Config:
-        """The same run around a model that was passed from Python: recorded, and told from others, by its class."""
-        model = {"name": "custom", "path": path, "args": {}}
+    def with_model(self, path: str, args: Mapping[str, Any]) -> Config:
+        """The same run around a model that was passed from Python: recorded, and told from others, by its class and `args`."""
+        model = {"name": "custom", "path": path, "args": dict(args)}
         return dataclasses.replace(self, model=model, values={**self.values, "model": model})
 
     def label(self) -> str:
@@ -168,9 +170,15 @@ class Config:
         return cohort
 
     def timeline(self, clients: int) -> Timeline:
-        """The communication setup: the same for every method with the same schedule, delays, clients and seed."""
-        delays = self.build("delays", DELAYS)
-        setting = Setting(clients, self.local_steps, delays, self.seed, self.horizon, self.updates)
+        """The communication setup: the same for every method with the same schedule, delays, clients and seed, and with
+        `delays.per_gradient` > 0 also the same number of gradients per local step."""
+        delays, objective = self.build("delays", DELAYS), self.objective()
+        if getattr(delays, "per_gradient", 0) > 0 and isinstance(objective, Moreau) and objective.inner_steps is None:
+            raise ConfigError(
+                f"delays.per_gradient={delays.per_gradient:g} needs the number of gradients per local step beforehand, and method.nu alone does not "
+                "give it; set method.inner_steps, or delays.per_gradient=0"
+            )
+        setting = Setting(clients, self.local_steps, delays, self.seed, self.horizon, self.updates, objective.cost)
         timeline: Timeline = self.build("schedule", SCHEDULES).timeline(setting)
         return timeline
 

@@ -1,23 +1,25 @@
-"""Gradients and Hessian-vector products through plain layers: against autograd and against the Hessian itself."""
+"""The kernels of plain layers: gradients and Hessian-vector products against autograd, by the switch, and against the Hessian itself."""
 
 from __future__ import annotations
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import persafl_lit.client
-from persafl_lit import run
+from persafl_lit import backprop, compose, run
 from persafl_lit.backprop import plain_layers
 from persafl_lit.client import Classifier, ClientModule
 from persafl_lit.data.federation import Batch
 from persafl_lit.dropout import Dropout
-from persafl_lit.loss import FlatLoss
+from persafl_lit.errors import ConfigError
 from persafl_lit.models import Cnn2, Cnn3, Logistic, Mlp
-from persafl_lit.objectives import Maml
+from persafl_lit.objectives import Maml, Plain
 
+SWITCH = ("auto", "autograd")
 SHAPE = (2, 12, 12)
+SMALL = ["clients=4", "updates=8", "local_steps=2", "executor=serial", "tracking.enabled=false", "checkpoint.every=0"]
 NETWORKS = {
     "logistic": Logistic().network(SHAPE, 5),
     "mlp": Mlp(hidden=(7, 6), dropout=0.3).network(SHAPE, 5),
@@ -43,13 +45,21 @@ def a_batch(dtype, mask=3, shape=SHAPE):
     return Batch((inputs, torch.randint(5, (9,), generator=stream)), mask)
 
 
+def loss_of(network, derivatives):
+    """The flat loss of a client around the network, with or without its kernels."""
+    module = ClientModule(Classifier(network).train(network.training), Plain(), eta=0.1, derivatives=derivatives)
+    module.configure_optimizers()
+    assert bool(module.f._layers) is (derivatives == "auto")
+    return module.f
+
+
 def both_ways(network, dtype=torch.float64, mask=3):
     """(our product, that of double backward, and its ingredients) at the same random point."""
     batch = a_batch(dtype, mask)
     network.to(dtype)
     products = []
-    for layers in (plain_layers(network), ()):
-        f = FlatLoss(Classifier(network).train(network.training), layers=layers)
+    for derivatives in SWITCH:
+        f = loss_of(network, derivatives)
         u = torch.randn(f.point.shape, generator=torch.Generator().manual_seed(2), dtype=dtype)
         products.append(f.hessian_vector(f.point.clone(), u, batch))
         assert f.evaluations == 2
@@ -60,8 +70,8 @@ def gradients_both_ways(network, dtype, training=True):
     """((our gradient, our loss), those of autograd)."""
     network.train(training).to(dtype)
     found = []
-    for layers in (plain_layers(network), ()):
-        f = FlatLoss(Classifier(network).train(training), layers=layers)
+    for derivatives in SWITCH:
+        f = loss_of(network, derivatives)
         f._gradient.fill_(torch.nan)  # every slope is written
         found.append((f.gradient(f.point.clone(), a_batch(dtype)).clone(), *f.losses))
         assert f.evaluations == 1
@@ -89,7 +99,7 @@ def test_the_gradient_has_autograds_bits_where_weights_are_aligned(dtype):
 def test_the_gradient_agrees_with_a_network_written_in_numpy():
     """One hidden layer, each slope from the formula: nothing of torch in it."""
     network = Mlp(hidden=(7,)).network(SHAPE, 5).double()
-    f, batch = FlatLoss(Classifier(network), layers=plain_layers(network)), a_batch(torch.float64)
+    f, batch = loss_of(network, "auto"), a_batch(torch.float64)
     inputs, labels = (part.numpy() for part in batch.data)
     w = f.point.clone()
     ours = f.gradient(w, batch).numpy()
@@ -105,12 +115,16 @@ def test_the_gradient_agrees_with_a_network_written_in_numpy():
     assert float(f.losses[0]) == pytest.approx(-np.log(p[range(9), labels]).mean(), rel=1e-12)
 
 
-def test_whole_runs_have_the_same_bits_with_and_without_autograd(monkeypatch):
-    overrides = ["method=persafl_me", "model=cnn2", "clients=4", "updates=8", "local_steps=2", "executor=serial", "tracking.enabled=false"]
-    ours = run([*overrides, "checkpoint.every=0"]).state_dict()
-    monkeypatch.setattr(persafl_lit.client, "plain_layers", lambda network: ())
-    expected = run([*overrides, "checkpoint.every=0"]).state_dict()
+def test_whole_runs_have_the_same_bits_with_and_without_autograd():
+    ours, expected = (run([*SMALL, "method=persafl_me", "model=cnn2", f"derivatives={derivatives}"]).state_dict() for derivatives in SWITCH)
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
+
+
+def test_the_switch_is_auto_by_default_and_knows_two_words():
+    assert compose().derivatives == "auto"
+    assert compose(["derivatives=autograd"]).hash() != compose().hash(), "the last bits may differ"
+    with pytest.raises(ConfigError, match="derivatives must be one of auto, autograd; got 'torch'"):
+        compose(["derivatives=torch"])
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -287,3 +301,79 @@ def test_only_the_classifier_itself_is_known_to_be_a_cross_entropy():
         module = ClientModule(kind(NETWORKS["logistic"]), Maml(), eta=0.1)
         module.configure_optimizers()
         assert bool(module.f._layers) is expected
+
+
+# -- a user's own nn.Sequential ---------------------------------------------------------------------------------------
+
+
+class Wrapped(L.LightningModule):
+    """The same as `Classifier`, as a user writes it."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs):
+        return self.network(inputs)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+
+def a_sequence(*layers):
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), *layers, nn.Flatten(), nn.Linear(108, 10))
+
+
+@pytest.fixture
+def kernel_calls(monkeypatch):
+    """Batches whose gradient the kernels computed, counted beside them."""
+    calls, gradient = [], backprop.gradient
+    monkeypatch.setattr(backprop, "gradient", lambda *arguments: calls.append(1) or gradient(*arguments))
+    return calls
+
+
+@pytest.mark.parametrize("method", ["fedasync", "persafl_maml", "persafl_me"])
+def test_a_users_sequence_is_the_lightning_module_around_it_but_through_the_kernels(method, kernel_calls):
+    overrides = [*SMALL, f"method={method}"]
+    theirs = run(overrides, model=Wrapped(a_sequence()))
+    assert not kernel_calls
+    ours = run(overrides, model=a_sequence())
+    assert kernel_calls
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-6)
+    assert ours.accuracy == pytest.approx(theirs.accuracy)
+    kernel_calls.clear()
+    run([*overrides, "derivatives=autograd"], model=a_sequence())
+    assert not kernel_calls
+
+
+def test_a_users_sequence_is_left_as_it_was_and_comes_back_trained():
+    network = a_sequence()
+    trained = run(SMALL, model=network).model.network
+    assert type(trained) is nn.Sequential
+    assert all(torch.equal(mine, fresh) for mine, fresh in zip(network.parameters(), a_sequence().parameters(), strict=True))
+    assert not any(torch.equal(mine, other) for mine, other in zip(network.parameters(), trained.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.3), nn.Tanh(), nn.GroupNorm(1, 3)])
+def test_a_users_sequence_with_other_layers_goes_through_autograd(layer, kernel_calls):
+    theirs = run(SMALL, model=Wrapped(a_sequence(layer))).state_dict()
+    ours = run(SMALL, model=a_sequence(layer)).state_dict()
+    assert not kernel_calls
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_sequences_are_told_from_each_other_by_their_layers():
+    one, same, other = (run(SMALL, model=a_sequence(*layers)).config for layers in ([], [], [nn.Tanh()]))
+    assert one.hash() == same.hash() != other.hash()
+    assert compose(one.values).values == one.values, "the record is a config"
+
+
+def test_subclasses_of_a_sequence_are_no_backbones():
+    class Residual(nn.Sequential):
+        def forward(self, inputs):
+            return inputs + super().forward(inputs)
+
+    with pytest.raises(ConfigError, match="the model must be a LightningModule whose training_step returns a loss; got Residual"):
+        run(SMALL, model=Residual(nn.Flatten(), nn.Linear(64, 10)))

@@ -25,9 +25,9 @@ def quadratic(seed):
     return H, a, w, f, batch
 
 
-def at(w, batches, read=None, correction=None):
+def at(w, batches, read=None, given=None):
     w = torch.from_numpy(w)
-    return Step(w, w if read is None else torch.from_numpy(read), batches, correction)
+    return Step(w, w if read is None else torch.from_numpy(read), batches, given or {})
 
 
 def close(vector, expected, tolerance=1e-10):

@@ -464,6 +464,13 @@ def test_methods_that_are_never_stale_do_not_flatten_the_others():
     assert "share bars" not in alone.caption
 
 
+@pytest.mark.parametrize(("per_gradient", "labels"), [(0.0, ["schedule, mean"]), (0.1, ["fedasync, schedule, mean", "persafl_me, schedule, mean"])])
+def test_methods_share_a_schedule_only_where_gradients_take_no_time(per_gradient, labels):
+    runs = (with_timeline(record(method, delays__per_gradient=per_gradient)) for method in ("fedasync", "persafl_me"))
+    (chart,) = [chart for chart in charts_of(task(*runs)) if chart.name == "concurrency"]
+    assert [series.label.rpartition(" ")[0] for series in chart.series] == labels
+
+
 def test_bars_stand_side_by_side_around_their_staleness():
     # All three read the first model, so their updates are 0, 1 and 2 versions late.
     behind = jobs_to_timeline(3, np.array([0, 1, 2]), np.array([0, 0, 0]), np.zeros(3), np.array([1.0, 2.0, 3.0]), 3.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import time
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from persafl_lit import compose
 from persafl_lit.errors import ConfigError, TimelineError
 from persafl_lit.timeline import Asynchronous, Drawn, Replay, Rounds, Setting, from_csv
 from persafl_lit.timeline.delays import DELAYS, Constant, Exponential, Lognormal, Pareto, Trace, Uniform
@@ -18,8 +20,8 @@ from persafl_lit.timeline.delays import DELAYS, Constant, Exponential, Lognormal
 RANDOM = (Constant(), Uniform(), Exponential(), Lognormal(), Pareto())
 
 
-def setting(clients=30, delays=None, horizon=100.0, updates=None, seed=0, local_steps=10):
-    return Setting(clients, local_steps, delays or Exponential(), seed, horizon, updates)
+def setting(clients=30, delays=None, horizon=100.0, updates=None, seed=0, local_steps=10, gradients=1):
+    return Setting(clients, local_steps, delays or Exponential(), seed, horizon, updates, gradients)
 
 
 def same(one, other):
@@ -84,7 +86,7 @@ def naive_waiting(s, tau):
     def delays(client, visit):
         key = client, visit // 64
         if key not in blocks:
-            blocks[key] = s.delays.of(s.seed, client, s.local_steps)(visit // 64)
+            blocks[key] = s.delays.of(s.seed, client, s.local_steps, s.gradients)(visit // 64)
         return blocks[key][visit % 64].tolist()
 
     def feasible(deadlines, t):
@@ -229,6 +231,119 @@ def test_every_schedule_meets_the_same_delays():
     assert compared > 20
 
 
+# -- the time of gradients --------------------------------------------------------------------------------------------
+
+SCHEDULED = (Asynchronous(), Asynchronous(tau=5), Asynchronous(tau=5, policy="drop"), Rounds())
+
+
+@pytest.mark.parametrize("cost", [1, 2, 4, 10])
+def test_with_constant_delays_each_visit_is_longer_by_the_time_of_its_gradients(cost):
+    """A visit takes 1 + 3/8 + 4 and rests a quarter of that. Its 3 steps of `cost` gradients, 1/16 each, add s = 3 cost / 16 to it and
+    s / 4 to its rest, so that visit v (from 0) arrives later by s (1 + 5 v / 4): all dyadic numbers, so exactly."""
+    exact = Constant(download=(1.0, 1.0), upload_ratio=(4.0, 4.0), compute=0.125)
+    slower = dataclasses.replace(exact, per_gradient=0.0625)
+    plain, shifted = (
+        Asynchronous().timeline(setting(3, delays, horizon=None, updates=12, local_steps=3, gradients=cost)) for delays in (exact, slower)
+    )
+    s = 3 * cost / 16
+    assert plain.arrives.tolist() == [5.375 + v * 1.25 * 5.375 for v in plain.visit.tolist()]
+    assert (shifted.arrives - plain.arrives).tolist() == [s * (1 + 1.25 * v) for v in plain.visit.tolist()]
+    assert (shifted.arrives - shifted.read_at == 5.375 + s).all()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULED)
+@pytest.mark.parametrize("delays", RANDOM)
+def test_without_a_time_per_gradient_no_bit_depends_on_the_gradients(delays, schedule):
+    assert same(schedule.timeline(setting(delays=delays)), schedule.timeline(setting(delays=delays, gradients=10)))
+
+
+@pytest.mark.parametrize("delays", RANDOM)
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    client=st.integers(0, 50),
+    steps=st.integers(1, 20),
+    cost=st.integers(1, 20),
+    compute=st.floats(0, 10),
+    per_gradient=st.floats(0, 10),
+)
+def test_only_the_mean_compute_time_and_the_rest_grow_with_the_gradients(delays, seed, client, steps, cost, compute, per_gradient):
+    """Q (compute + per_gradient c). The draws around the means stay the same."""
+    base = dataclasses.replace(delays, compute=compute)
+    slower = dataclasses.replace(base, per_gradient=per_gradient)
+    download, computing, upload, rest = slower.means(seed, client, steps, cost)
+    assert computing == pytest.approx(steps * (compute + per_gradient * cost), rel=1e-12)
+    assert rest == pytest.approx(0.25 * (download + computing + upload), rel=1e-12)
+    assert base.means(seed, client, steps, cost)[:3].tolist() == [download, compute * steps, upload]
+    drawn, ratio = slower.of(seed, client, steps, cost)(0), slower.means(seed, client, steps, cost) / Exponential(compute=1.0).means(seed, client, 1)
+    one = dataclasses.replace(delays, compute=1.0).of(seed, client, 1)(0)
+    np.testing.assert_allclose(drawn, one * ratio, rtol=1e-9, atol=1e-300)
+
+
+@pytest.mark.parametrize("delays", RANDOM)
+def test_draws_scatter_around_the_mean_with_gradients(delays):
+    slower = dataclasses.replace(delays, per_gradient=0.2)
+    blocks = np.concatenate([slower.of(0, 3, 10, 4)(block) for block in range(400)])
+    assert blocks[:, 1].mean() == pytest.approx(10 * (0.001 + 0.2 * 4), rel=0.15 if isinstance(delays, Pareto) else 0.05)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULED)
+@pytest.mark.parametrize("delays", RANDOM)
+def test_a_time_per_gradient_is_a_compute_time_per_step_times_the_gradients(delays, schedule):
+    """0.25 per gradient and 4 of them are 1 per local step."""
+    by_gradient = dataclasses.replace(delays, compute=0.0, per_gradient=0.25)
+    by_step = dataclasses.replace(delays, compute=1.0)
+    assert same(schedule.timeline(setting(delays=by_gradient, gradients=4)), schedule.timeline(setting(delays=by_step)))
+
+
+COSTS = [
+    (["method=fedasync"], 1),
+    (["method=fedasync_mix"], 1),
+    (["method=scaffold"], 1),
+    (["method=persafl_maml"], 4),
+    (["method=persafl_maml", "method.hvp=finite_difference"], 4),
+    (["method=persafl_maml", "method.hvp=first_order"], 2),
+    (["method=persafl_maml", "method.alpha=0"], 1),
+    (["method=persafl_me"], 10),
+    (["method=persafl_me", "method.inner_steps=3", "method.nu=0.1"], 3),
+]
+
+
+@pytest.mark.parametrize(("method", "cost"), COSTS)
+def test_a_method_computes_as_long_as_its_gradients_take(method, cost):
+    """One local step without transfers or rest: every visit takes per_gradient * cost, here the number of gradients."""
+    alone = ["delays=constant", "delays.download=[0,0]", "delays.compute=0", "delays.idle=0", "delays.per_gradient=1", "local_steps=1"]
+    timeline = compose([*method, *alone, "clients=10"]).timeline(10)
+    np.testing.assert_allclose(timeline.arrives - timeline.read_at, cost, rtol=1e-12)
+
+
+def test_a_method_of_many_gradients_gets_fewer_updates_by_the_same_horizon():
+    def updates(method, per_gradient):
+        return len(compose([f"method={method}", f"delays.per_gradient={per_gradient}"]).timeline(30))
+
+    methods = ("fedasync", "persafl_maml", "persafl_me")
+    assert len({updates(method, 0) for method in methods}) == 1
+    plain, maml, moreau = (updates(method, 0.1) for method in methods)
+    assert updates("fedasync", 0) > plain > maml > moreau > 0
+
+
+def test_a_moreau_step_of_unknown_length_has_no_time_per_gradient():
+    open_end = ["method=persafl_me", "method.inner_steps=null", "method.nu=0.1"]
+    assert len(compose(open_end).timeline(30)), "where gradients take no time, it need not be known"
+    with pytest.raises(ConfigError, match="method.nu alone does not give it; set method.inner_steps, or delays.per_gradient=0"):
+        compose([*open_end, "delays.per_gradient=0.1"]).timeline(30)
+
+
+def test_a_trace_has_no_time_per_gradient(tmp_path):
+    delays = trace(tmp_path / "t.csv", ["0,1,0,2,1", "1,4,1,5,2"])
+    assert same(Asynchronous().timeline(setting(2, delays)), Asynchronous().timeline(setting(2, delays, gradients=10)))
+    with pytest.raises(ConfigError, match="unknown key 'delays.per_gradient'"):
+        compose(["delays=trace", f"delays.path={tmp_path / 't.csv'}", "delays.per_gradient=0.1"])
+
+
+# -- horizons and updates ---------------------------------------------------------------------------------------------
+
+
 def test_updates_and_horizon_cut_the_same_schedule():
     whole = Asynchronous().timeline(setting(horizon=100.0))
     for schedule in (Asynchronous(), Asynchronous(tau=10**6), Asynchronous(tau=10**6, policy="drop")):
@@ -345,6 +460,7 @@ def test_a_bad_trace_is_refused(rows, tmp_path):
         lambda: Exponential(download=(2.0, 1.0)),
         lambda: Exponential(download=(1.0,)),
         lambda: Exponential(idle=-1.0),
+        lambda: Exponential(per_gradient=-0.1),
         lambda: Exponential(download=(0.0, 0.0), compute=0.0),
         lambda: Uniform(spread=2.0),
         lambda: Lognormal(sigma=-1.0),

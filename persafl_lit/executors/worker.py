@@ -49,6 +49,7 @@ class Work:
     precision: str = "32-true"
     clip: float | None = None
     sharing: Sharing = field(default_factory=Sharing)
+    derivatives: str = "auto"
 
 
 class Worker:
@@ -64,7 +65,8 @@ class Worker:
         private = work.sharing.names(backbone)
         if private and work.objective.keeps:
             raise ConfigError("scaffold shares the whole model, so that its control variates fit: leave method.private at none")
-        self.module = ClientModule(backbone, work.objective, work.eta, work.federation.smoothness, work.clip, private)
+        choices: Any = {"private": private, "derivatives": work.derivatives}
+        self.module = ClientModule(backbone, work.objective, work.eta, work.federation.smoothness, work.clip, **choices)
         self.module.flatten()
         self.start = self.module.f.point[: self.module.f.shared].clone()
         """The shared part of the backbone's first weights, as one vector."""

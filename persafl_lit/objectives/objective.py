@@ -64,7 +64,7 @@ class Objective(ABC):
 
     @property
     def cost(self) -> int:
-        """About how many gradients a local step takes."""
+        """About how many gradients a local step takes: what `delays.per_gradient` and the estimates of work count."""
         return 1
 
     @abstractmethod

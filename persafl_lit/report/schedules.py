@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from persafl_lit.report.aggregate import Task, as_float, in_summary
-from persafl_lit.report.keys import NONE, text_of
+from persafl_lit.report.aggregate import Task, as_float, in_summary, method_of
+from persafl_lit.report.keys import NONE, number_of, text_of
 from persafl_lit.report.record import Record
 from persafl_lit.timeline import Activity, Timeline
 
@@ -34,13 +34,14 @@ def schedule_text(record: Record) -> str:
 
 
 def schedules_of(task: Task) -> dict[str, list[Record]]:
-    """The chosen runs that have a timeline, by schedule, one run per distinct timeline."""
+    """The chosen runs that have a timeline, by schedule, one run per distinct timeline; where gradients take time, also by method."""
     found: dict[str, dict[str, Record]] = {}
     for trial in task.chosen:
         for record in trial.runs:
             timeline = usable_timeline(record)
             if timeline is not None:
-                found.setdefault(schedule_text(record), {}).setdefault(timeline.digest(), record)
+                of_method = f"{method_of(record)}, " if number_of(record.config.get("delays.per_gradient")) else ""
+                found.setdefault(of_method + schedule_text(record), {}).setdefault(timeline.digest(), record)
     return {text: list(records.values()) for text, records in found.items()}
 
 

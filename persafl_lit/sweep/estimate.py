@@ -47,7 +47,7 @@ class Estimate:
         return EACH + len(timeline) * visit + (points + len(work.finetune) - 1) * len(evaluated) * evaluation
 
     def _worker(self, config: Config) -> Worker:
-        key = _key(config, "data", "model", "clients", "method", "batch_size", "precision", "local_steps")
+        key = _key(config, "data", "model", "clients", "method", "batch_size", "precision", "derivatives", "local_steps")
         if key not in self._workers:
             federation = config.build("data", DATASETS).federation(config.clients, config.seed)
             backbone = build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
@@ -56,7 +56,7 @@ class Estimate:
 
     def _seconds(self, config: Config, worker: Worker) -> tuple[float, float]:
         """Of one client's visit, and of one client's evaluation by one rule."""
-        key = _key(config, "data", "model", "method", "batch_size", "precision", "local_steps", "eval")
+        key = _key(config, "data", "model", "method", "batch_size", "precision", "derivatives", "local_steps", "eval")
         if key not in self._speeds:
             read, common = {"w": worker.start}, tuple(worker.work.finetune)[:1]
             clients = [index % worker.work.federation.trained() for index in range(REPEATS + 1)]

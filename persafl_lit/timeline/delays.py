@@ -1,7 +1,8 @@
 """How long a client downloads, computes, uploads and rests.
 
 Slow clients stay slow: a mean per client, then a draw per visit around it. The draws are named by (seed, client, visit),
-so every schedule and every method meets the same delays: "the exact same communication setup".
+so every schedule and every method meets the same delays: "the exact same communication setup". Only with `per_gradient` > 0 do
+methods differ: those that take more gradients per local step compute longer.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ VisitDelays = Callable[[int], Floats]
 
 
 class Delays(ABC):
-    """A source of delays: `of(seed, client, local_steps)` gives one client's visits in blocks."""
+    """A source of delays: `of(seed, client, local_steps, gradients)` gives one client's visits in blocks.
+
+    `gradients` is how many gradients the method's objective takes per local step (`Objective.cost`).
+    """
 
     @abstractmethod
-    def of(self, seed: int, client: int, local_steps: int) -> VisitDelays: ...
+    def of(self, seed: int, client: int, local_steps: int, gradients: int = 1) -> VisitDelays: ...
 
-    def longest(self, seed: int, clients: int, local_steps: int) -> float:
+    def longest(self, seed: int, clients: int, local_steps: int, gradients: int = 1) -> float:
         """A visit, with its rest, that is longer than most: the longest of some clients' first visits."""
-        return max(float(self.of(seed, client, local_steps)(0).sum(axis=1).max()) for client in range(min(clients, FEW)))
+        return max(float(self.of(seed, client, local_steps, gradients)(0).sum(axis=1).max()) for client in range(min(clients, FEW)))
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,18 @@ class RandomDelays(Delays):
     """Random delays around a mean per client; subclasses say which distribution.
 
     mean download ~ U(download)      mean upload = ratio * mean download, ratio ~ U(upload_ratio): the paper's 4 to 6
-    compute per local step           mean rest = idle * (mean of all the rest): 0.25 keeps 80 % of the clients active
+    mean compute = local_steps * (compute + per_gradient * gradients)
+    mean rest = idle * (mean of all the rest): 0.25 keeps 80 % of the clients active
+
+    `gradients` counts what every local step takes: plain, proximal and SCAFFOLD 1, MAML 4 (2 if first order, 1 with alpha = 0), Moreau
+    `inner_steps`, also where `nu` stops earlier. Not counted is what a visit takes besides (SCAFFOLD's pass over all local data, Moreau's
+    residual) or now and then (a finite difference that is taken again).
     """
 
     download: tuple[float, float] = (0.5, 1.5)
     upload_ratio: tuple[float, float] = (4.0, 6.0)
     compute: float = 0.001
+    per_gradient: float = 0.0
     idle: float = 0.25
 
     def __post_init__(self) -> None:
@@ -53,26 +63,26 @@ class RandomDelays(Delays):
             low, high = _pair(name, getattr(self, name))
             if not 0 <= low <= high:
                 raise ConfigError(f"delays.{name} must be a range [low, high] with 0 <= low <= high; got [{low}, {high}]")
-        for name in ("compute", "idle"):
+        for name in ("compute", "per_gradient", "idle"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"delays.{name} must be >= 0; got {getattr(self, name)!r}")
-        if self.download[1] == 0 and self.compute == 0:
-            raise ConfigError("delays.download and delays.compute are both 0: no simulated time would ever pass")
+        if self.download[1] == 0 and self.compute == 0 and self.per_gradient == 0:
+            raise ConfigError("delays.download, delays.compute and delays.per_gradient are all 0: no simulated time would ever pass")
 
     @abstractmethod
     def around_one(self, stream: np.random.Generator, size: tuple[int, int]) -> Floats:
         """Draws with mean 1."""
 
-    def means(self, seed: int, client: int, local_steps: int) -> Floats:
+    def means(self, seed: int, client: int, local_steps: int, gradients: int = 1) -> Floats:
         """A client's mean download, compute, upload and idle time."""
         stream = rng(seed, "delay means", client)
         download = stream.uniform(*self.download)
         upload = download * stream.uniform(*self.upload_ratio)
-        compute = self.compute * local_steps
+        compute = (self.compute + self.per_gradient * gradients) * local_steps
         return np.array([download, compute, upload, self.idle * (download + compute + upload)])
 
-    def of(self, seed: int, client: int, local_steps: int) -> VisitDelays:
-        means = self.means(seed, client, local_steps)
+    def of(self, seed: int, client: int, local_steps: int, gradients: int = 1) -> VisitDelays:
+        means = self.means(seed, client, local_steps, gradients)
         return lambda block: means * self.around_one(rng(seed, "delays", client, block), (BLOCK, len(PHASES)))
 
 
@@ -142,7 +152,7 @@ class Trace(Delays):
     """Measured delays: a CSV with the columns client,download,compute,upload,idle and one row per visit.
 
     Client i of the simulation uses the rows of the i-th traced client (modulo their number), in order and then again from
-    the first row. `compute` is the whole visit's, as measured.
+    the first row. `compute` is the whole visit's, as measured, whatever the method.
     """
 
     path: str
@@ -160,11 +170,11 @@ class Trace(Delays):
             raise TimelineError(f"{self.path}: no visits in it; a trace needs at least one row below its header")
         object.__setattr__(self, "visits", tuple(np.array(per_client[client]) for client in sorted(per_client)))
 
-    def of(self, seed: int, client: int, local_steps: int) -> VisitDelays:
+    def of(self, seed: int, client: int, local_steps: int, gradients: int = 1) -> VisitDelays:
         visits = self.visits[client % len(self.visits)]
         return lambda block: visits[np.arange(block * BLOCK, (block + 1) * BLOCK) % len(visits)]
 
-    def longest(self, seed: int, clients: int, local_steps: int) -> float:
+    def longest(self, seed: int, clients: int, local_steps: int, gradients: int = 1) -> float:
         return max(float(visits.sum(axis=1).max()) for visits in self.visits)
 
 

@@ -29,6 +29,8 @@ class Setting(NamedTuple):
     seed: int
     horizon: float | None
     updates: int | None
+    gradients: int = 1
+    """Gradients per local step, for delays with `per_gradient`."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def _busy_until(setting: Setting, horizon: float) -> Activity:
     counts: list[int] = []
     before = 0
     for client in range(setting.clients):
-        block_of = setting.delays.of(setting.seed, client, setting.local_steps)
+        block_of = setting.delays.of(setting.seed, client, setting.local_steps, setting.gradients)
         blocks = [np.zeros((1, 4))]  # ends of download, compute, upload, rest
         while (now := blocks[-1][-1, 3:])[0] <= horizon:
             _refuse_endless(setting, before + (len(blocks) - 1) * BLOCK, horizon)
@@ -176,9 +178,8 @@ def _horizon_guess(setting: Setting) -> float:
     if setting.updates is None:
         assert setting.horizon is not None
         return setting.horizon
-    cycles = [
-        float(setting.delays.of(setting.seed, client, setting.local_steps)(0).sum(axis=1).mean()) for client in range(min(setting.clients, 200))
-    ]
+    visits_of = (setting.delays.of(setting.seed, client, setting.local_steps, setting.gradients) for client in range(min(setting.clients, 200)))
+    cycles = [float(block_of(0).sum(axis=1).mean()) for block_of in visits_of]
     rate = setting.clients * float(np.mean(1 / np.maximum(cycles, 1e-12)))
     # Not twice the longest cycle: where one client takes a day, those that take a second would go round for two.
     return min(1.1 * setting.updates / rate + 2 * min(cycles), setting.horizon or np.inf)
@@ -269,7 +270,7 @@ class _Visits:
     """One client's visits, one after the other."""
 
     def __init__(self, setting: Setting, client: int) -> None:
-        self._block_of: VisitDelays = setting.delays.of(setting.seed, client, setting.local_steps)
+        self._block_of: VisitDelays = setting.delays.of(setting.seed, client, setting.local_steps, setting.gradients)
         self._block: list[list[float]] = []
         self._count = 0
 
@@ -298,7 +299,7 @@ def _over(setting: Setting, now: float, arrivals: int) -> bool:
 def _refuse_far(setting: Setting, at_once: int) -> None:
     """A horizon that is far beyond the limit, before walking there: at least `at_once` clients are busy at any time."""
     if setting.updates is None and setting.horizon is not None:
-        longest = setting.delays.longest(setting.seed, setting.clients, setting.local_steps)
+        longest = setting.delays.longest(setting.seed, setting.clients, setting.local_steps, setting.gradients)
         _refuse_endless(setting, at_once * setting.horizon / longest / 2 if longest > 0 else 0, setting.horizon)
 
 
