@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from persafl_lit.memory import collector_at_rest
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from persafl_lit.api import Result, run
+    from persafl_lit.callbacks import Callback
     from persafl_lit.config import Config, compose
 
-_LAZY = {"run": "api", "Result": "api", "compose": "config", "Config": "config"}
+_LAZY = {"run": "api", "Result": "api", "Callback": "callbacks", "compose": "config", "Config": "config"}
 
-__all__ = ["Config", "Result", "__version__", "compose", "run"]
+__all__ = ["Callback", "Config", "Result", "__version__", "compose", "run"]
 
 
 def __getattr__(name: str) -> Any:

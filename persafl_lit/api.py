@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 import sys
 import time
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from persafl_lit.data import Federation
+    from persafl_lit.messages import Tensors
     from persafl_lit.server import State
     from persafl_lit.tracking import Tracker
 
@@ -52,6 +54,9 @@ class Result:
     """Of the workers' time."""
     bytes_per_transfer: int = 0
     federation: Federation | None = field(default=None, repr=False)
+    memory: Mapping[int, Tensors] = field(default_factory=dict, repr=False)
+    """What each client keeps; clients that keep nothing are not in it."""
+    _state_dict: Callable[[Tensors], dict[str, Tensor]] | None = field(default=None, repr=False)
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -59,7 +64,14 @@ class Result:
         return self.points[-1].accuracy()
 
     def state_dict(self) -> dict[str, Tensor]:
+        """The shared model's, with the initial values of what clients keep."""
         return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+
+    def client_state_dict(self, client: int) -> dict[str, Tensor]:
+        """A client's own model before fine-tuning: the shared model with what this client keeps."""
+        if self._state_dict is None or client not in self.memory:
+            return self.state_dict()
+        return self._state_dict(self.memory[client])
 
     def curves(self) -> dict[str, list[float]]:
         """Columns over the evaluation points: sim_time, updates, accuracy.*, loss.* and what training saw."""
@@ -187,6 +199,8 @@ def run(
                     executor.evaluation_share(),
                     worker.transfer_bytes,
                     federation,
+                    {client: slot.tensors for client, slot in experiment.state.memories.items()},
+                    functools.partial(worker.state_dict, experiment.state.w),
                 )
                 experiment.call("on_run_end", result=result)
             if checkpoint:

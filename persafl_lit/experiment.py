@@ -299,8 +299,9 @@ class Experiment:
             self._capture_before(job.arrives)
             while (arrived := self.executor.result(index, self.should_stop)) is None:
                 self.heed_stop()
-            self._receive(index, job, *arrived)
-            self._submit_readable()
+            loss = self._receive(index, job, *arrived)
+            self._submit_readable()  # before anybody is told: a checkpoint that is written because a callback fails must be whole
+            self.call("on_update", job=job, staleness=self.staleness[index], loss=loss)
             self._close_points(wait=False)
             if self._stopped is not None:
                 return
@@ -332,7 +333,8 @@ class Experiment:
             self.executor.submit(index, Train(job.client, job.visit, self.rule.read(self.state), slot.tensors, slot.visit))
         self._submitted = max(self._submitted, until)
 
-    def _receive(self, index: int, job: Job, message: Train, update: Update | PersaflError) -> None:
+    def _receive(self, index: int, job: Job, message: Train, update: Update | PersaflError) -> float:
+        """Apply an update, or leave it out if it is not finite; returns its loss."""
         if isinstance(update, PersaflError) and not isinstance(update, DivergenceError):
             raise update
         state, staleness = self.state, self.staleness[index]
@@ -357,7 +359,7 @@ class Experiment:
             state.skipped += at_stake
         elif memory:
             state.memories[job.client] = Slot(job.visit, memory)
-        self.call("on_update", job=job, staleness=staleness, loss=loss)
+        return loss
 
     def _diverges(self, index: int, job: Job, how: str) -> None:
         """End the run, or say once that what diverges is left out."""

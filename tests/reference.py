@@ -68,3 +68,22 @@ def scaffold(timeline, H, a, w0, *, eta, local_steps, beta, cohort):
         for i in controls:
             c_i[i] = controls[i]
     return x
+
+
+def federate_private(timeline, H, a, shared, private, *, gradient, eta, local_steps, beta=1.0, buffer=1):
+    """Algorithms 1 and 2 where each client keeps the last values of w; keeps every version and every state of the memories.
+
+    A job sees its client's memory as it was after `reads` arrivals. Returns the last version and the last memories.
+    """
+    versions, memories, waiting = [shared], [{}], []
+    for job in timeline:
+        read = np.concatenate([versions[job.reads // buffer], memories[job.reads].get(job.client, private)])
+        w = read
+        for _ in range(local_steps):
+            w = w - eta * gradient(H[job.client], a[job.client], w, read)
+        memories.append({**memories[-1], job.client: w[len(shared) :]})
+        waiting.append((read - w)[: len(shared)])
+        if len(waiting) == buffer:
+            versions.append(versions[-1] - beta * sum(waiting) / buffer)
+            waiting = []
+    return versions[-1], memories[-1]

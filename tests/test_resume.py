@@ -37,6 +37,7 @@ METHODS = {
     "fedavg": ["schedule.cohort=3"],
     "scaffold": ["schedule.cohort=3"],
     "local": [],
+    "fedper": [],
 }
 
 

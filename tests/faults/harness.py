@@ -71,9 +71,9 @@ class Nursery:
         self.process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         self._answer(120)
 
-    def start(self, folder: Path, arguments: list[str], clock: tuple[float, float] | None = None) -> Attempt:
+    def start(self, folder: Path, arguments: list[str], clock: tuple[float, float] | None = None, points: int = 0) -> Attempt:
         stdout, stderr = outputs(folder)
-        request = {"folder": str(folder), "arguments": arguments, "stdout": str(stdout), "stderr": str(stderr), "clock": clock}
+        request = {"folder": str(folder), "arguments": arguments, "stdout": str(stdout), "stderr": str(stderr), "clock": clock, "points": points}
         print(json.dumps(request), file=self.process.stdin)
         return Attempt(self._answer(30)["pid"], stdout, stderr, time.monotonic())
 
@@ -98,7 +98,7 @@ class Nursery:
 class Fresh:
     """Genuinely new processes, imports included."""
 
-    def start(self, folder: Path, arguments: list[str], clock: None = None) -> Attempt:
+    def start(self, folder: Path, arguments: list[str], clock: None = None, points: int = 0) -> Attempt:
         stdout, stderr = outputs(folder)
         command = [sys.executable, "-m", "persafl_lit", *arguments]
         with open(stdout, "w") as out, open(stderr, "w") as err:
@@ -120,6 +120,8 @@ class Case:
     store: Path
     """An empty MLflow store to copy: making one takes longer than the runs here."""
     starter: Nursery | Fresh
+    points: int = 0
+    """If not 0, a callback stops the run after so many evaluations."""
     kills: int = 0
     moments: list[float] = field(default_factory=list)
     """When processes were killed, in shares of the undisturbed run's wall time."""
@@ -135,7 +137,7 @@ class Case:
 
     def start(self, resume: bool = True, folder: str = "faulty", clock: tuple[float, float] | None = None, starter: Fresh | None = None) -> Attempt:
         arguments = ["run", *self.overrides, "--json", "--save-model", "model.pt", *(["--resume"] if resume else [])]
-        return (starter or self.starter).start(self.folder / folder, arguments, clock)
+        return (starter or self.starter).start(self.folder / folder, arguments, clock, self.points)
 
     def finish(self, attempt: Attempt, seconds: float = 180, code: int = 0) -> None:
         assert self.starter.wait(attempt, seconds), f"still there after {seconds} s: {attempt.said()[-2000:]}"

@@ -30,6 +30,8 @@ def live(request: dict) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request["clock"]:
         turn_back(*request["clock"])
+    if request["points"]:
+        stop_after(request["points"])
     try:
         code = main(request["arguments"])
     except SystemExit as stop:
@@ -46,6 +48,32 @@ def turn_back(after: float, seconds: float) -> None:
     """The system's clock, as this process sees it, jumps back once."""
     real, start = time.time, time.monotonic()
     time.time = lambda: real() - (seconds if time.monotonic() - start > after else 0.0)
+
+
+class Patience:
+    """A callback that stops a run after so many evaluations, which it counts itself."""
+
+    def __init__(self, points: int) -> None:
+        self.left = points
+
+    def on_evaluation(self, experiment, point):
+        self.left -= 1
+        if self.left == 0:
+            experiment.stop(point)
+
+    def state_dict(self):
+        return {"left": self.left}
+
+    def load_state_dict(self, state):
+        self.left = state["left"]
+
+
+def stop_after(points: int) -> None:
+    """The command line has no callbacks of the user's: its runs get this one."""
+    from persafl_lit import api
+
+    real = api.run
+    api.run = lambda *about, callbacks=(), **more: real(*about, callbacks=[*callbacks, Patience(points)], **more)
 
 
 def main() -> None:

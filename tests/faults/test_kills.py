@@ -34,6 +34,18 @@ def test_a_few_kills_change_nothing(method, executor, kills, nursery, empty_stor
     Case(overrides(method, executor), tmp_path, empty_store, nursery).survive_kills(kills, random.Random(1))
 
 
+@pytest.mark.parametrize(
+    ("executor", "kills"), [("processes", 3), *(pytest.param(name, 28, marks=pytest.mark.faults) for name in ("serial", "processes"))]
+)
+def test_kills_of_a_run_with_memory_that_a_callback_stops_change_nothing(executor, kills, nursery, empty_store, tmp_path):
+    """The callback's own count, the clients' memories and the end of the run at its sixth point survive; MLflow says FINISHED."""
+    case = Case(overrides("fedper", executor, "eval.every=6.0"), tmp_path, empty_store, nursery, points=6)
+    summary = case.expected[1]
+    assert 20 < summary["updates"] < 110
+    assert len({step for key, step, *_ in case.expected[2] if key == "accuracy.test"}) == 6
+    case.survive_kills(kills, random.Random(f"stop {executor}"))
+
+
 @pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize("executor", ["serial", "processes"])
