@@ -14,7 +14,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"errors", "limits", "streams", "lock", "memory", "dropout", "backprop"},
     {"timeline", "data", "models", "objectives", "typed", "nested", "inputs", "settings"},
-    {"server", "loss", "written"},
+    {"server", "loss", "written", "finetune"},
     {"client"},
     {"evaluate"},
     {"executors"},

@@ -99,7 +99,7 @@ def _build_parts(config: Config, asked: Setting) -> None:
 
         config.build("model", MODELS)
     if any(key.startswith("eval.finetune.") for key in asked):
-        from persafl_lit.evaluate import FINETUNES
+        from persafl_lit.finetune import FINETUNES
 
         config.build("eval.finetune", FINETUNES)
 
