@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from persafl_lit.errors import ConfigError
+from persafl_lit.typed import NOT_A_KEY
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +115,8 @@ class Descent(Discounted, Rule):
     """
 
     beta: float = 1.0
-    buffer: int = 1
+    buffer: Annotated[int, Literal["cohort"]] = 1
+    """Updates per model version; `cohort` is a whole round."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,7 +149,8 @@ class Descent(Discounted, Rule):
 class ControlVariates(Descent):
     """SCAFFOLD's server: Descent, and c <- c + 1/n sum over the cohort of (c_i^+ - c_i), with n ALL clients."""
 
-    clients: int = 1
+    clients: int = field(default=1, metadata=NOT_A_KEY)
+    """n, from the federation."""
 
     def check(self, timeline: Timeline) -> None:
         staleness = timeline.staleness(self.buffer)
