@@ -35,7 +35,9 @@ class Sgd(Finetune):
     """`steps` stochastic gradient steps; lr null is the run's eta. The paper's protocol, with the budget of Q local steps."""
 
     steps: int = 10  # type: ignore[misc]
+    """Stochastic gradient steps."""
     lr: float | None = None
+    """Step size; null is the run's eta."""
 
     def __post_init__(self) -> None:
         _check(steps=self.steps, lr=self.lr)
@@ -52,6 +54,7 @@ class MamlStep(Finetune):
     """One step with the gradient over all training data: w - alpha grad f_i(w), what MAML optimises for."""
 
     alpha: float = 0.01
+    """Size of the step."""
 
     full: ClassVar[bool] = True
 
@@ -67,8 +70,11 @@ class Prox(Finetune):
     """theta_i(w): `inner_steps` stochastic steps on f_i(theta) + lam/2 |theta - w|^2, what the Moreau envelope optimises for."""
 
     inner_steps: int = 10
+    """Stochastic gradient steps."""
     lam: float = 25.0
+    """Weight of the pull towards the shared model."""
     lr: float | None = None
+    """Step size; null is 1/(lam + L)."""
 
     def __post_init__(self) -> None:
         _check(inner_steps=self.inner_steps, lam=self.lam, lr=self.lr)

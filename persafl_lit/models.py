@@ -27,10 +27,15 @@ class _Cnn:
     """
 
     channels: tuple[int, ...]
+    """Channels of each convolution."""
     hidden: tuple[int, ...]
+    """Widths of the fully connected layers, without the last."""
     kernel: int = 3
+    """Side of the convolutions' kernels."""
     padding: int = 1
+    """Zeros around the images."""
     dropout: float = 0.2
+    """Share of the inputs of a fully connected layer that are dropped."""
 
     def __post_init__(self) -> None:
         depth = len(type(self).channels)  # type: ignore[misc]
@@ -85,7 +90,9 @@ class Mlp:
     """Fully connected layers with ReLU and dropout."""
 
     hidden: tuple[int, ...] = (64,)
+    """Widths of the hidden layers."""
     dropout: float = 0.0
+    """Share of a layer's inputs that are dropped."""
 
     def __post_init__(self) -> None:
         _check_sizes(hidden=self.hidden)
@@ -117,7 +124,9 @@ class Custom:
     """A LightningModule of yours: `path` is package.module.Class, `args` what its constructor takes."""
 
     path: str
+    """package.module.Class of a LightningModule."""
     args: dict[str, Any] = field(default_factory=dict)
+    """What its constructor takes: `model.args.width=64`."""
 
 
 MODELS = {"cnn2": Cnn2, "cnn3": Cnn3, "mlp": Mlp, "logistic": Logistic, "point": Point, "custom": Custom}

@@ -87,8 +87,11 @@ class Discounted:
     """
 
     discount: Discount = "constant"
+    """Weight of a stale update: `constant` 1, `polynomial` (s+1)^-a, `hinge` 1 up to b, then 1/(a(s-b)+1)."""
     discount_a: float = 0.5
+    """a of `polynomial` and `hinge`."""
     discount_b: float = 4.0
+    """b of `hinge`."""
 
     def __post_init__(self) -> None:
         if self.discount not in DISCOUNTS:
@@ -115,6 +118,7 @@ class Descent(Discounted, Rule):
     """
 
     beta: float = 1.0
+    """Step size of the server."""
     buffer: Annotated[int, Literal["cohort"]] = 1
     """Updates per model version; `cohort` is a whole round."""
 
@@ -187,6 +191,7 @@ class Mixing(Discounted, Rule):
     """Xie et al.'s FedAsync: mix the client's MODEL into the current one, w <- (1 - a) w + a w_i, a = mix * s(staleness)."""
 
     mix: float = 0.6
+    """Share of the arriving model, before it is discounted."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,7 +22,7 @@ LAYERS = [
     {"experiment"},
     {"report"},
     {"config", "tracking", "progress"},
-    {"api"},
+    {"api", "config_reference"},
     {"demo", "sweep"},
     {"cli"},
     {"__main__", "__init__"},

@@ -28,11 +28,17 @@ class Quadratic:
     """
 
     path: str | None = None
+    """An npz file with H (n, d, d), a (n, d) and optionally w0 (d,); null generates them."""
     dimension: int = 10
+    """d, where they are generated."""
     condition: float = 10.0
+    """Largest curvature; the eigenvalues of H are log-uniform between 1 and it."""
     heterogeneity: float = 1.0
+    """Standard deviation of the clients' optima."""
     noise: float = 0.0
+    """Standard deviation of the gradient noise."""
     holdout_clients: int = 0
+    """The last so many clients never train and are only evaluated."""
 
     def __post_init__(self) -> None:
         if self.dimension < 1:
