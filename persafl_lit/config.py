@@ -39,9 +39,7 @@ TABLES: dict[str, Mapping[str, Any]] = {
     "delays": DELAYS,
     "eval.finetune": FINETUNES,
 }
-"""Groups whose choices are classes."""
-METHOD_KEYS = [*keys(Method), *(key for table in (OBJECTIVES, RULES) for cls in table.values() for key in keys(cls))]
-"""Keys that some method has: a method is an objective and a rule."""
+"""Groups whose choices are classes; a method is two of them, an objective and a rule."""
 NEUTRAL = ("tracking", "checkpoint", "executor", "workers")
 """Keys that change where and how fast a run goes, but no bit of its result."""
 COUNTS = {"clients": MOST_CLIENTS, "local_steps": MOST_STEPS, "batch_size": math.inf, "updates": MOST_VISITS, "workers": MOST_WORKERS}
@@ -207,7 +205,7 @@ class Config:
         """The same config under another schedule with its default settings, for comparison."""
         content = load_choice(schedule, "schedule", conf_folders())
         _defaults(content, "schedule")
-        values = _typed("schedule", _complete("schedule", {"name": schedule, **content}))
+        values = _typed("schedule", _complete("schedule", {**content, "name": schedule}))
         if "cohort" in values:
             values["cohort"] = min(values["cohort"], clients)
         return dataclasses.replace(self, schedule=values)
@@ -254,7 +252,7 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[Pa
                 put(values, other, default, SECTIONS)
         if key == "method":
             content |= {part: asked[f"method.{part}"] for part in keys(Method) if f"method.{part}" in asked}
-        _set_group(values, key, _complete(key, {"name": name, **content}))
+        _set_group(values, key, _complete(key, {**content, "name": name}))
     for key, value in asked.items():
         put(values, key, value, SECTIONS)
     for key in GROUPS:
@@ -283,9 +281,10 @@ def _set_group(values: dict[str, Any], key: str, content: dict[str, Any]) -> Non
 
 
 def _complete(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A group's values with the defaults of its classes. Keys of objectives and rules that a method does not have are left out."""
+    """A group's values with the defaults of its classes. A method leaves out what only other objectives and rules have."""
     known = {name: default for cls in _classes(key, values) for name, default in defaults(cls).items()}
-    allowed = METHOD_KEYS if key == "method" else known
+    others = (*OBJECTIVES.values(), *RULES.values()) if key == "method" else ()
+    allowed = [*known, *(name for cls in others for name in keys(cls))]
     for name in values:
         if name != "name" and name not in allowed:
             raise ConfigError(

@@ -139,7 +139,7 @@ def plan_of(source: Source, default_name: str, overrides: Iterable[str] = ()) ->
         if key not in KEYS:
             raise source.refuse((key,), f"unknown key {key!r}; a sweep file has {', '.join(KEYS)}.{closest(key, KEYS)}")
     asked = flat_overrides(list(overrides))
-    name = coerce(str, asked.pop("name", values.get("name") or default_name), "name")
+    name = coerce(str, asked.pop("name"), "name") if "name" in asked else str(values.get("name") or default_name)
     if not re.fullmatch(r"[A-Za-z0-9_][\w.-]{0,99}", name, re.ASCII):
         raise source.refuse(("name",), f"name is a word of letters, digits, '_', '-' and '.'; got {name[:100]!r}")
     seeds = _seeds(source, coerce(Any, asked.pop("seeds", values.get("seeds", [0])), "seeds"))
