@@ -1,35 +1,46 @@
-"""Configuration: one YAML per choice in conf/, composed and overridden from the command line, checked before anything runs.
+"""Configuration: dataclasses hold the defaults, conf/ what its choices change, the command line what a run changes; all is checked first.
 
     persafl run method=persafl_me method.lam=20 data=digits clients=30
 
 `group=choice` takes conf/group/choice.yaml; `key=value` changes one value. A choice may bring `defaults:` for other keys (a
-method its schedule, a data set its model); what the user says wins.
+method its schedule, a data set its model); what the user says wins. docs/configuration.md lists every key.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from persafl_lit.data import DATASETS
 from persafl_lit.errors import ConfigError, closest, shown
+from persafl_lit.finetune import FINETUNES
 from persafl_lit.limits import MOST_CLIENTS, MOST_STEPS, MOST_VISITS, MOST_WORKERS, at_most
+from persafl_lit.models import MODELS
 from persafl_lit.nested import GROUPS, flatten, get, put
 from persafl_lit.objectives import OBJECTIVES, Moreau, Objective
 from persafl_lit.server import RULES, ControlVariates, Rule
-from persafl_lit.settings import Checkpoints, Eval, Tracking, positive
+from persafl_lit.settings import Checkpoints, Eval, Method, Tracking, choice, positive
 from persafl_lit.sharing import Sharing
 from persafl_lit.timeline import DELAYS, SCHEDULES, Setting, Timeline
-from persafl_lit.typed import coerce, construct, keys
+from persafl_lit.typed import coerce, coerced, construct, defaults, hints, keys
 from persafl_lit.written import as_mapping, conf_folders, find, flat_keys, load, load_choice, to_yaml
 from persafl_lit.written import choices as choices
 
+TABLES: dict[str, Mapping[str, Any]] = {
+    "data": DATASETS,
+    "model": MODELS,
+    "schedule": SCHEDULES,
+    "delays": DELAYS,
+    "eval.finetune": FINETUNES,
+}
+"""Groups whose choices are classes; a method is an objective, a rule and what is shared."""
 NEUTRAL = ("tracking", "checkpoint", "executor", "workers")
 """Keys that change where and how fast a run goes, but no bit of its result."""
 ADDED: dict[str, Any] = {"derivatives": "auto", "delays.per_gradient": 0.0, "method.private": ["none"]}
@@ -48,38 +59,57 @@ T = TypeVar("T")
 class Config:
     """A whole run, resolved. Groups are plain dicts with their choice as `name`; `build` turns them into objects."""
 
-    method: dict[str, Any]
-    data: dict[str, Any]
-    model: dict[str, Any]
-    schedule: dict[str, Any]
-    delays: dict[str, Any]
-    clients: int | None
-    local_steps: int
-    eta: float
-    batch_size: int
-    clip: float | None
-    """The longest gradient of a local step; a longer one is shortened to it. null is none."""
-    on_divergence: Literal["stop", "skip"]
-    """What a non-finite update does: end the run, or get lost and counted."""
-    horizon: float | None
-    updates: int | None
-    seed: int
-    accelerator: str
-    devices: int | tuple[int, ...] | str
-    precision: str
-    derivatives: Literal["auto", "autograd"]
-    """Hand-written kernels where the network is a plain sequence of known layers, else autograd; or autograd always."""
-    executor: Literal["serial", "processes", "ray"]
-    workers: int | None
-    """Lanes that train at the same time; null is one per core."""
-    allow_code: bool
-    eval: Eval
-    checkpoint: Checkpoints
-    tracking: Tracking
-    values: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """The same as one nested dict of plain values."""
+    method: dict[str, Any] = field(default_factory=choice("persafl_me"))
+    """The algorithm: an objective on the clients, a rule on the server, and the schedule that it brings."""
+    data: dict[str, Any] = field(default_factory=choice("digits"))
+    """What the clients hold."""
+    model: dict[str, Any] = field(default_factory=choice("cnn2"))
+    """The network that is trained, unless the data set brings its own."""
+    schedule: dict[str, Any] = field(default_factory=choice("asynchronous"))
+    """When clients read and send, unless the method brings its own."""
+    delays: dict[str, Any] = field(default_factory=choice("exponential"))
+    """How long clients download, compute, upload and rest."""
+    clients: int | None = 30
+    """n (the paper: 30); null is as many as the data set brings."""
+    local_steps: int = 10
+    """Q, the steps of a client between a read and its update (the paper: 10)."""
+    eta: float = 0.01
+    """Local step size (the paper: 0.01)."""
+    batch_size: int = 20
+    """Samples per batch."""
+    clip: float | None = None
+    """The longest direction of a local step, whatever the objective (not of fine-tuning); a longer one is shortened to it. null is none."""
+    on_divergence: Literal["stop", "skip"] = "stop"
+    """What an update that is not finite does: `stop` ends the run with exit code 3, `skip` leaves it out and counts it."""
+    horizon: float | None = 100.0
+    """End of the run in simulated time; null where `updates` or a replayed file ends it. Setting `updates` alone makes it null."""
+    updates: int | None = None
+    """End of the run after so many client updates; with `horizon` too, whichever comes first."""
+    seed: int = 0
+    """Names every random stream."""
+    accelerator: str = "cpu"
+    """As in Lightning Fabric: `cpu`, `cuda`, `mps`, `auto`."""
+    devices: int | tuple[int, ...] | str = 1
+    """As in Lightning Fabric; one device."""
+    precision: str = "32-true"
+    """As in Lightning Fabric: `32-true`, `64-true`, `bf16-mixed`, `bf16-true`. With bfloat16, gradients differ in the second digit."""
+    derivatives: Literal["auto", "autograd"] = "auto"
+    """Hand-written kernels where the network is a plain sequence of known layers, else autograd; or `autograd` always."""
+    executor: Literal["serial", "processes", "ray"] = "processes"
+    """Who trains: this process, one process per worker, or the cluster that RAY_ADDRESS names, else a local one. All give the same bits."""
+    workers: int | None = None
+    """Workers that train at the same time; null is one per core."""
+    allow_code: bool = False
+    """Let `model=custom` import code of yours."""
+    eval: Eval = field(default_factory=Eval)
+    """Evaluation."""
+    checkpoint: Checkpoints = field(default_factory=Checkpoints)
+    """Checkpoints."""
+    tracking: Tracking = field(default_factory=Tracking)
+    """Tracking in MLflow."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "precision", PRECISION_NAMES.get(self.precision, self.precision))
         for name, most in COUNTS.items():
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -91,6 +121,12 @@ class Config:
             raise ConfigError(f"seed must be a whole number from 0 to 2^63 - 1; got {self.seed}")
         if self.horizon is None and self.updates is None and self.schedule["name"] != "replay":
             raise ConfigError("the run never ends: set horizon (simulated time), updates, or both")
+
+    @functools.cached_property
+    def values(self) -> dict[str, Any]:
+        """The same as one nested dict of plain values."""
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return plain
 
     @property
     def name(self) -> str:
@@ -110,8 +146,7 @@ class Config:
 
     def with_model(self, path: str, args: Mapping[str, Any]) -> Config:
         """The same run around a model that was passed from Python: recorded, and told from others, by its class and `args`."""
-        model = {"name": "custom", "path": path, "args": dict(args)}
-        return dataclasses.replace(self, model=model, values={**self.values, "model": model})
+        return dataclasses.replace(self, model={"name": "custom", "path": path, "args": dict(args)})
 
     def label(self) -> str:
         """A short name that tells this run from others: the method, what was set otherwise than by default, the seed."""
@@ -144,12 +179,12 @@ class Config:
 
     def rule(self, clients: int, timeline: Timeline) -> Rule:
         cls = choice_of("method.rule", self.method["rule"], RULES)
-        values = {key: self.method[key] for key in keys(cls) if key != "clients"}
+        values = {key: self.method[key] for key in keys(cls)}
         if values.get("buffer") == "cohort":
             values["buffer"] = self._cohort(timeline)
-        if issubclass(cls, ControlVariates):
-            values["clients"] = clients
         rule = construct(cls, values, "method")
+        if isinstance(rule, ControlVariates):
+            rule = dataclasses.replace(rule, clients=clients)
         if self.objective().sends != rule.receives:
             raise ConfigError("method.objective=scaffold and method.rule=control_variates go together or not at all")
         rule.check(timeline)
@@ -184,10 +219,12 @@ class Config:
 
     def beside(self, schedule: str, clients: int) -> Config:
         """The same config under another schedule with its default settings, for comparison."""
-        values = {key: value for key, value in load_choice(schedule, "schedule", conf_folders()).items() if key != "defaults"}
+        content = load_choice(schedule, "schedule", conf_folders())
+        _defaults(content, "schedule")
+        values = _typed("schedule", _complete("schedule", {**content, "name": schedule}))
         if "cohort" in values:
             values["cohort"] = min(values["cohort"], clients)
-        return dataclasses.replace(self, schedule={"name": schedule, **values})
+        return dataclasses.replace(self, schedule=values)
 
     def build(self, group: str, table: Mapping[str, Any]) -> Any:
         """The object that a group's dict describes."""
@@ -196,46 +233,54 @@ class Config:
         return construct(cls, {key: value for key, value in values.items() if key != "name"}, group)
 
 
+SECTIONS = {*GROUPS, *(key for key, hint in hints(Config).items() if dataclasses.is_dataclass(hint))}
+"""Keys that hold keys."""
+
+
 # -- composition ------------------------------------------------------------------------------------------------------
 
 
 def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[Path] | None = None) -> Config:
-    """conf/config.yaml, then the choices, then their defaults, then an experiment's values, then the overrides."""
+    """The classes' defaults, then conf/config.yaml, the choices and what they bring, an experiment's values, the overrides."""
     folders = conf_folders() if conf is None else conf
-    asked = as_mapping(overrides)
+    asked = flat_overrides(overrides)
     ends_by_updates = asked.get("updates") is not None and "horizon" not in asked
-    preset = asked.pop("experiment", None)
-    if preset is not None:
-        described = load_choice(preset, "experiment", folders)
-        asked = {**flat_keys(described), **asked}
-    values = load(find("config.yaml", folders), "config")
+    if (preset := asked.pop("experiment", None)) is not None:
+        described = load_choice(coerce(str, preset, "experiment"), "experiment", folders)
+        asked = {**flat_keys(described, SECTIONS), **asked}
     explicit = set(asked)
     if ends_by_updates or (asked.get("updates") is not None and "horizon" not in explicit):
         asked["horizon"] = None
 
-    chosen: dict[str, Any] = {key: asked.pop(key) for key in list(GROUPS) if key in asked}
+    values = dataclasses.asdict(Config())
+    usual = {key: get(values, key)["name"] for key in GROUPS} | flat_keys(load(find("config.yaml", folders), "config"), SECTIONS)
+    for key, value in usual.items():
+        if key not in GROUPS:
+            put(values, key, value, SECTIONS)
+    chosen: dict[str, Any] = {key: asked.pop(key) for key in GROUPS if key in asked}
     for key in ("data", "method", "schedule", "model", "delays", "eval.finetune"):
-        choice = chosen.get(key, get(values, key))
-        content = load_choice(choice, key, folders)
+        name = coerce(str, chosen.get(key, usual[key]), key)
+        content = load_choice(name, key, folders)
         for other, default in _defaults(content, key).items():
             if other in GROUPS:
                 chosen.setdefault(other, default)
             elif other not in explicit:
-                put(values, other, default)
-        put(values, key, {"name": choice, **content})
-    method_settings = {key: value for key, value in asked.items() if key in ("method.objective", "method.rule")}
-    for key, value in method_settings.items():
-        put(values, key, value)
-    _fit_method(values["method"])
+                put(values, other, default, SECTIONS)
+        if key == "method":
+            content |= {part: asked[f"method.{part}"] for part in keys(Method) if f"method.{part}" in asked}
+        _set_group(values, key, _complete(key, {**content, "name": name}))
     for key, value in asked.items():
-        put(values, key, value, must_exist=True)
-    _type_groups(values)
-    values["precision"] = PRECISION_NAMES.get(str(values.get("precision")), values.get("precision"))
-    config = construct(Config, {**values, "values": {}}, "")
-    plain = {key: value for key, value in dataclasses.asdict(config).items() if key != "values"}
-    object.__setattr__(config, "values", json.loads(json.dumps(plain)))
+        put(values, key, value, SECTIONS)
+    for key in GROUPS:
+        _set_group(values, key, _typed(key, get(values, key)))
+    config = construct(Config, values, "")
     config.objective()
     return config
+
+
+def flat_overrides(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides under dotted keys."""
+    return flat_keys(as_mapping(overrides), SECTIONS)
 
 
 def _defaults(content: dict[str, Any], key: str) -> dict[str, Any]:
@@ -246,34 +291,39 @@ def _defaults(content: dict[str, Any], key: str) -> dict[str, Any]:
     return found
 
 
-def _type_groups(values: dict[str, Any]) -> None:
-    """Values as their classes declare them: schedule.tau=3.0 is 3, and the same run. (Data, models and fine-tuning need torch:
-    there the default's type decides.)"""
-    tables: dict[str, list[Mapping[str, Any]]] = {"method": [OBJECTIVES, RULES], "schedule": [SCHEDULES], "delays": [DELAYS]}
-    for group, found in tables.items():
-        names = (values[group]["objective"], values[group]["rule"]) if group == "method" else (values[group]["name"],)
-        for cls in (choice_of(group, name, table) for name, table in zip(names, found, strict=True)):
-            hints = typing.get_type_hints(cls)
-            for key in keys(cls):
-                value = values[group].get(key)
-                if value is not None and value != "cohort":
-                    values[group][key] = coerce(hints[key], value, f"{group}.{key}")
-    finetune = values["eval"]["finetune"]
-    if type(finetune.get("lr")) is int:
-        finetune["lr"] = float(finetune["lr"])
+def _set_group(values: dict[str, Any], key: str, content: dict[str, Any]) -> None:
+    *parents, last = key.split(".")
+    (get(values, ".".join(parents)) if parents else values)[last] = content
 
 
-def _fit_method(method: dict[str, Any]) -> None:
-    """A method has the keys of its objective and of its rule, and no others."""
-    objective = choice_of("method.objective", method.get("objective"), OBJECTIVES)
-    rule = choice_of("method.rule", method.get("rule"), RULES)
-    owned = [*keys(objective), *(key for key in keys(rule) if key != "clients"), *keys(Sharing)]
-    defaults = {f.name: f.default for cls in (objective, rule, Sharing) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    fitted = {key: method.get(key, defaults[key]) for key in owned}
-    fitted["private"] = list(construct(Sharing, {"private": fitted["private"]}, "method").private)
-    kept = {key: method[key] for key in ("name", "objective", "rule")}
-    method.clear()
-    method.update(kept | fitted)
+def _complete(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's values with the defaults of its classes. A method leaves out what only other objectives and rules have."""
+    known = {name: default for cls in _classes(key, values) for name, default in defaults(cls).items()}
+    others = (*OBJECTIVES.values(), *RULES.values()) if key == "method" else ()
+    allowed = [*known, *(name for cls in others for name in keys(cls))]
+    for name in values:
+        if name != "name" and name not in allowed:
+            raise ConfigError(
+                f"unknown key {shown(f'{key}.{name}')}; {key}={values['name']} has {', '.join(known) or 'no keys'}.{closest(name, allowed)}"
+            )
+    return {"name": values["name"], **{name: values.get(name, default) for name, default in known.items()}}
+
+
+def _typed(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's values as its classes declare them: schedule.tau=3.0 is 3, and the same run."""
+    typed: dict[str, Any] = {"name": values["name"]}
+    for cls in _classes(key, values):
+        typed |= coerced(cls, {name: values[name] for name in keys(cls)}, key)
+    return typed
+
+
+def _classes(key: str, values: Mapping[str, Any]) -> list[type]:
+    """The classes that own a group's keys."""
+    if key != "method":
+        return [choice_of(key, values["name"], TABLES[key])]
+    parts = coerced(Method, {name: values[name] for name in keys(Method) if name in values}, key)
+    objective, rule = choice_of("method.objective", parts["objective"], OBJECTIVES), choice_of("method.rule", parts["rule"], RULES)
+    return [Method, objective, rule, Sharing]
 
 
 def without(values: Mapping[str, Any], path: Sequence[str], usual: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from persafl_lit.data.federation import SPLITS, Batch, Federation, Split
 from persafl_lit.errors import ConfigError
-from persafl_lit.limits import MOST_STEPS, at_most
+from persafl_lit.finetune import FINETUNES as FINETUNES
+from persafl_lit.finetune import Finetune as Finetune
+from persafl_lit.finetune import own_rule as own_rule
 from persafl_lit.loss import FlatLoss, step_loss
-from persafl_lit.objectives import Maml, Moreau, Objective
 from persafl_lit.streams import torch_seed
 
 if TYPE_CHECKING:
@@ -32,89 +33,6 @@ if TYPE_CHECKING:
 CHUNK = 1024
 
 
-@dataclass(frozen=True)
-class Finetune:
-    """How a client makes the shared model its own before it is evaluated: not at all."""
-
-    steps: ClassVar[int] = 0
-    """Minibatches it uses."""
-    full: ClassVar[bool] = False
-    """Whether it also goes through all training data."""
-
-    def personalise(self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]) -> Tensor:
-        return w
-
-
-@dataclass(frozen=True)
-class Sgd(Finetune):
-    """`steps` stochastic gradient steps; lr null is the run's eta. The paper's protocol, with the budget of Q local steps."""
-
-    steps: int = 10  # type: ignore[misc]
-    lr: float | None = None
-
-    def __post_init__(self) -> None:
-        _check(steps=self.steps, lr=self.lr)
-
-    def personalise(self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]) -> Tensor:
-        theta = client.f.at(w)
-        for batch in batches:
-            theta.sub_(client.f.gradient(theta, batch), alpha=self.lr or client.eta)
-        return theta
-
-
-@dataclass(frozen=True)
-class MamlStep(Finetune):
-    """One step with the gradient over all training data: w - alpha grad f_i(w), what MAML optimises for."""
-
-    alpha: float = 0.01
-
-    full: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _check(alpha=self.alpha)
-
-    def personalise(self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]) -> Tensor:
-        return w - self.alpha * client.whole_gradient(w, whole)
-
-
-@dataclass(frozen=True)
-class Prox(Finetune):
-    """theta_i(w): `inner_steps` stochastic steps on f_i(theta) + lam/2 |theta - w|^2, what the Moreau envelope optimises for."""
-
-    inner_steps: int = 10
-    lam: float = 25.0
-    lr: float | None = None
-
-    def __post_init__(self) -> None:
-        _check(inner_steps=self.inner_steps, lam=self.lam, lr=self.lr)
-        if self.lr is not None and self.lr >= 2 / self.lam:
-            raise ConfigError(f"eval.finetune.lr={self.lr:g} diverges with eval.finetune.lam={self.lam:g}: it must be below {2 / self.lam:g}")
-
-    @property
-    def steps(self) -> int:  # type: ignore[override]
-        return self.inner_steps
-
-    def personalise(self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]) -> Tensor:
-        theta = client.f.at(w)
-        lr = Moreau(lam=self.lam, inner_lr=self.lr).step_size(client.f.smoothness)
-        for batch in batches:
-            slope = client.f.gradient(theta, batch).add_(theta - w, alpha=self.lam)
-            theta.sub_(slope, alpha=lr)
-        return theta
-
-
-FINETUNES: dict[str, type[Finetune]] = {"none": Finetune, "sgd": Sgd, "maml": MamlStep, "prox": Prox}
-
-
-def own_rule(objective: Objective) -> Finetune | None:
-    """How a method's own cost personalises: MAML by one gradient step, the Moreau envelope by its proximal point."""
-    if isinstance(objective, Maml):
-        return MamlStep(objective.alpha or 0.01)
-    if isinstance(objective, Moreau):
-        return Prox(objective.inner_steps or 10, objective.lam, objective.inner_lr)
-    return None
-
-
 def evaluation_cost(federation: Federation, clients: Sequence[int], rules: Sequence[Finetune], batch_size: int) -> float:
     """Samples that one evaluation sends through the network and back; a sample that is only measured counts a third."""
     cost = 0.0
@@ -122,14 +40,6 @@ def evaluation_cost(federation: Federation, clients: Sequence[int], rules: Seque
         train, val, test = (federation.count(client, split) for split in SPLITS)
         cost += sum(rule.steps * min(batch_size, train) + rule.full * train for rule in rules) + (len(rules) + 1) * (val + test) / 3
     return cost
-
-
-def _check(**values: float | int | None) -> None:
-    for name, value in values.items():
-        if value is not None and not value > 0:
-            raise ConfigError(f"eval.finetune.{name} must be > 0; got {value!r}")
-        if "steps" in name:
-            at_most(f"eval.finetune.{name}", value, MOST_STEPS)
 
 
 # -- scores -----------------------------------------------------------------------------------------------------------

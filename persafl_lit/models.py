@@ -1,17 +1,20 @@
-"""Networks. Adding one: a dataclass here with its settings, a line in the table, a YAML in conf/model."""
+"""Networks. Adding one: a dataclass here with its settings, a line in the table, a YAML in conf/model.
+
+Settings are read without torch, so `network` imports it when it is called.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from persafl_lit.dropout import Dropout
 from persafl_lit.errors import ConfigError, shown
 from persafl_lit.limits import MOST_LAYERS, MOST_WEIGHTS
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Shape = tuple[int, ...]
 
@@ -24,10 +27,15 @@ class _Cnn:
     """
 
     channels: tuple[int, ...]
+    """Channels of each convolution."""
     hidden: tuple[int, ...]
+    """Widths of the fully connected layers, without the last."""
     kernel: int = 3
+    """Side of the convolutions' kernels."""
     padding: int = 1
+    """Zeros around the images."""
     dropout: float = 0.2
+    """Share of the inputs of a fully connected layer that are dropped."""
 
     def __post_init__(self) -> None:
         depth = len(type(self).channels)  # type: ignore[misc]
@@ -42,6 +50,8 @@ class _Cnn:
             raise ConfigError(f"model.padding must be >= 0; got {self.padding}")
 
     def network(self, shape: Shape, classes: int) -> nn.Module:
+        from torch import nn
+
         if len(shape) != 3:
             raise ConfigError(f"a convolutional network needs images (channels, height, width); this data has the shape {shape}")
         _check_weights(sum(a * b for a, b in itertools.pairwise((shape[0], *self.channels))) * self.kernel**2)
@@ -80,13 +90,17 @@ class Mlp:
     """Fully connected layers with ReLU and dropout."""
 
     hidden: tuple[int, ...] = (64,)
+    """Widths of the hidden layers."""
     dropout: float = 0.0
+    """Share of a layer's inputs that are dropped."""
 
     def __post_init__(self) -> None:
         _check_sizes(hidden=self.hidden)
         _check_dropout(self.dropout)
 
     def network(self, shape: Shape, classes: int) -> nn.Module:
+        from torch import nn
+
         return nn.Sequential(nn.Flatten(), *_dense(math.prod(shape), self.hidden, classes, self.dropout))
 
 
@@ -95,6 +109,8 @@ class Logistic:
     """Multinomial logistic regression: convex, tiny, fast."""
 
     def network(self, shape: Shape, classes: int) -> nn.Module:
+        from torch import nn
+
         return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
@@ -108,13 +124,19 @@ class Custom:
     """A LightningModule of yours: `path` is package.module.Class, `args` what its constructor takes."""
 
     path: str
+    """package.module.Class of a LightningModule."""
     args: dict[str, Any] = field(default_factory=dict)
+    """What its constructor takes: `model.args.width=64`."""
 
 
 MODELS = {"cnn2": Cnn2, "cnn3": Cnn3, "mlp": Mlp, "logistic": Logistic, "point": Point, "custom": Custom}
 
 
 def _dense(inside: int, hidden: tuple[int, ...], classes: int, dropout: float) -> list[nn.Module]:
+    from torch import nn
+
+    from persafl_lit.dropout import Dropout
+
     _check_weights(sum(a * b for a, b in itertools.pairwise((inside, *hidden, classes))))
     layers: list[nn.Module] = []
     for outside in hidden:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from persafl_lit.errors import ConfigError, closest, shown
+from persafl_lit.typed import Written
 
 GROUPS = {"method": "method", "data": "data", "model": "model", "schedule": "schedule", "delays": "delays", "eval.finetune": "finetune"}
 """Key -> folder in conf/."""
@@ -21,40 +22,30 @@ def get(values: Mapping[str, Any], key: str) -> Any:
     return node
 
 
-def put(values: dict[str, Any], key: str, value: Any, must_exist: bool = False) -> None:
+def put(values: dict[str, Any], key: str, value: Any, sections: Collection[str]) -> None:
+    """Set a key that is there. `sections` are the keys that hold keys; what else is a dict (model.args) takes any."""
     *parents, last = key.split(".")
+    where = ".".join(parents)
     node: Any = values
     for depth, part in enumerate(parents):
-        if not isinstance(node, dict) or part not in node or not isinstance(node[part], dict):
+        if isinstance(node.get(part), Written):
+            node[part] = node[part].value
+        if not isinstance(node.get(part), dict):
             _unknown(values, key, parents[:depth], node)
         node = node[part]
-    if must_exist and last not in node:
-        if ".".join(parents) == "model.args":
-            node[last] = value
-            return
+    if last not in node and (where in sections or not parents):
         _unknown(values, key, parents, node)
-    if must_exist and last == "name" and key.removesuffix(".name") in GROUPS:
-        raise ConfigError(f"{key} is not set by itself; write {key.removesuffix('.name')}={shown(value).strip(chr(39))}")
-    if must_exist and isinstance(node[last], dict) and not isinstance(value, dict):
+    if last == "name" and where in GROUPS:
+        raise ConfigError(f"{key} is not set by itself; write {where}={shown(value).strip(chr(39))}")
+    if key in sections:
         raise ConfigError(f"{key} is a group of keys ({', '.join(node[last])}), not a value; got {shown(value)}")
-    node[last] = _alike(value, node.get(last))
+    node[last] = value
 
 
-def _alike(value: Any, default: Any) -> Any:
-    """20 where the default is 25.0 is 20.0, and 3.0 where it is 5 is 3: equal settings get equal hashes."""
-    if isinstance(default, list) and default and isinstance(value, (int, float)):
-        value = [value]
-    if isinstance(default, list) and isinstance(value, list) and default:
-        return [_alike(item, default[0]) for item in value]
-    if isinstance(default, float) and type(value) in (int, float):
-        return float(value) + 0.0  # -0.0 is 0.0
-    return int(value) if type(default) is int and type(value) is float and value.is_integer() else value
-
-
-def _unknown(values: Mapping[str, Any], key: str, parents: Sequence[str], node: Any) -> typing.NoReturn:
+def _unknown(values: Mapping[str, Any], key: str, parents: Sequence[str], node: Mapping[str, Any]) -> typing.NoReturn:
     where = ".".join(parents)
-    names = [name for name in node if name != "name"] if isinstance(node, dict) else []
-    owner = f"{where}={node['name']}" if where and isinstance(node, dict) and "name" in node else where
+    names = [name for name in node if name != "name"]
+    owner = f"{where}={node['name']}" if where and "name" in node else where
     place = f"{owner} has {', '.join(names) or 'no keys'}" if owner else f"there are {', '.join(names)}"
     near = closest(key, [name for name, _ in flatten(values) if not name.endswith(".name")] + list(values) + list(GROUPS))
     raise ConfigError(f"unknown key {shown(key)}; {place}.{near}")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from persafl_lit.errors import ConfigError
 from persafl_lit.messages import NO_VISIT, Tensors
+from persafl_lit.typed import NOT_A_KEY
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,8 +90,11 @@ class Discounted:
     """
 
     discount: Discount = "constant"
+    """Weight of a stale update: `constant` 1, `polynomial` (s+1)^-a, `hinge` 1 up to b, then 1/(a(s-b)+1)."""
     discount_a: float = 0.5
+    """a of `polynomial` and `hinge`."""
     discount_b: float = 4.0
+    """b of `hinge`."""
 
     def __post_init__(self) -> None:
         if self.discount not in DISCOUNTS:
@@ -117,7 +121,9 @@ class Descent(Discounted, Rule):
     """
 
     beta: float = 1.0
-    buffer: int = 1
+    """Step size of the server."""
+    buffer: Annotated[int, Literal["cohort"]] = 1
+    """Updates per model version; `cohort` is a whole round."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,7 +156,8 @@ class Descent(Discounted, Rule):
 class ControlVariates(Descent):
     """SCAFFOLD's server: Descent, and c <- c + 1/n sum over the cohort of (c_i^+ - c_i), with n ALL clients."""
 
-    clients: int = 1
+    clients: int = field(default=1, metadata=NOT_A_KEY)
+    """n, from the federation."""
 
     receives: ClassVar[tuple[str, ...]] = ("control",)
 
@@ -182,6 +189,7 @@ class Mixing(Discounted, Rule):
     """Xie et al.'s FedAsync: mix the client's MODEL into the current one, w <- (1 - a) w + a w_i, a = mix * s(staleness)."""
 
     mix: float = 0.6
+    """Share of the arriving model, before it is discounted."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

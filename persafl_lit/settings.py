@@ -1,8 +1,9 @@
-"""The typed groups of a config that are no choices: evaluation, checkpoints, tracking."""
+"""The settings of a run that belong to no class of their own: what a method is made of, evaluation, checkpoints, tracking."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from persafl_lit.errors import ConfigError, shown
@@ -11,17 +12,33 @@ from persafl_lit.limits import MOST_SECONDS, at_most
 LONGEST_NAME = 250
 
 
+def choice(name: str) -> Callable[[], dict[str, Any]]:
+    """The default of a group: one of the files in its folder of conf/."""
+    return lambda: {"name": name}
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a method is made of. It also has the keys of its objective and of its rule."""
+
+    objective: str = "plain"
+    """What a client computes."""
+    rule: str = "descent"
+    """How updates enter the shared model."""
+
+
 @dataclass(frozen=True)
 class Eval:
-    every: float | None
-    """Simulated time between evaluations; null is a tenth of the run, or less often so that evaluation costs at most a quarter."""
-    finetune: dict[str, Any]
-    beside: tuple[str, ...]
-    """Further fine-tuning rules for the last evaluation; `own` is the method's."""
-    clients: int | None
+    every: float | None = None
+    """Simulated time between evaluations; null is a tenth of the run, or less often so that evaluation costs at most a quarter of the work."""
+    finetune: dict[str, Any] = field(default_factory=choice("sgd"))
+    """How clients personalise the shared model before it is measured: the same rule for every method that is compared."""
+    beside: tuple[str, ...] = ("own",)
+    """Further fine-tuning rules, measured at the end: `own` is the method's (a MAML step, a proximal point), or `none`, `sgd`, `maml`, `prox`."""
+    clients: int | None = None
     """Evaluate only so many clients, drawn by the seed; null is all."""
-    gradient: bool
-    """Also measure |grad F(w)|^2 of the method's own cost, over all data: what the theorems bound."""
+    gradient: bool = False
+    """Also measure `grad_norm_sq`, the squared norm of the gradient of the method's own cost over all clients' data: what the theorems bound."""
 
     def __post_init__(self) -> None:
         positive("eval.every", self.every)
@@ -31,12 +48,12 @@ class Eval:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    every: int
+    every: int = 100
     """Updates between checkpoints; 0 is never, so that one is written only when `seconds` say so or the run is asked to stop."""
-    seconds: float | None
+    seconds: float | None = None
     """Wall seconds between checkpoints; null is never. Whichever of both comes first."""
-    dir: str | None
-    """Folder of checkpoints; null is mlruns/checkpoints."""
+    dir: str | None = None
+    """Folder of checkpoints; null is `mlruns/checkpoints`. The last two are kept."""
 
     def __post_init__(self) -> None:
         if self.every < 0:
@@ -51,16 +68,18 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Tracking:
-    enabled: bool
-    uri: str | None
-    """An MLflow tracking URI; null is MLFLOW_TRACKING_URI, else the sqlite store mlruns/mlflow.db."""
-    experiment: str
-    model: bool
+    enabled: bool = True
+    """Whether the run is recorded in MLflow."""
+    uri: str | None = None
+    """An MLflow tracking URI; null is MLFLOW_TRACKING_URI, else `sqlite:///mlruns/mlflow.db`."""
+    experiment: str = "persafl"
+    """The MLflow experiment that the run belongs to."""
+    model: bool = True
     """Keep the final model, in MLflow's format."""
-    figures: bool
+    figures: bool = True
     """Keep a picture of the run."""
-    patience: float
-    """Seconds of wall time that the end of a run waits for a store that is away."""
+    patience: float = 30.0
+    """Wall seconds that the end of a run waits for a store that is away; what the store does not take is sent later."""
 
     def __post_init__(self) -> None:
         if not self.experiment.strip() or len(self.experiment) > LONGEST_NAME:

@@ -11,7 +11,7 @@ import functools
 import os
 import re
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +20,20 @@ from omegaconf import OmegaConf
 
 from persafl_lit.errors import ConfigError, closest, first_line, shown
 from persafl_lit.nested import GROUPS
+from persafl_lit.typed import Written
 
 LONGEST, DEEPEST = 10_000, 20
 """Characters of a value, and lists within lists: beyond, it is no setting."""
-TEXTS = (
-    *("accelerator", "checkpoint.dir", "data.path", "data.root", "delays.path", "model.path"),
-    *("precision", "schedule.path", "tracking.experiment", "tracking.uri"),
-)
-"""Keys whose values are text, whatever they look like: `tracking.experiment=2024_10` is no number."""
+CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 # -- overrides --------------------------------------------------------------------------------------------------------
 
 
 def as_mapping(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Overrides under dotted keys, as plain values."""
+    """Overrides as plain values, or `Written` ones whose keys decide later how they are read."""
     if isinstance(overrides, Mapping):
-        return flat_keys(plain(overrides, ""))
+        return typing.cast("dict[str, Any]", plain(overrides, ""))
     if isinstance(overrides, (str, bytes)):
         raise ConfigError(f"overrides are a list of 'key=value' strings or a dict; got the string {shown(overrides)}")
     asked = {}
@@ -45,33 +42,36 @@ def as_mapping(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
         if not equals or not key.strip():
             raise ConfigError(f"{shown(text)} is not an override; write key=value, e.g. method=persafl_me or eta=0.05")
         asked[key.strip()] = parse(value, key.strip())
-    return flat_keys(plain(asked, ""))
+    return typing.cast("dict[str, Any]", plain(asked, ""))
 
 
-def flat_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dicts as dotted keys; a group's dict with a `name` is its choice and then its values."""
+def flat_keys(values: Mapping[str, Any], sections: Collection[str]) -> dict[str, Any]:
+    """The keys within `sections` as dotted keys; a group's dict with a `name` is its choice and then its values."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping) and value and key != "model.args":
-            inner = dict(value)
+        content = value.value if isinstance(value, Written) else value
+        if key in sections and isinstance(content, Mapping) and content:
+            inner = dict(content)
             if key in GROUPS and "name" in inner:
                 flat[key] = inner.pop("name")
-            flat.update(flat_keys({f"{key}.{name}": part for name, part in inner.items()}))
+            flat.update(flat_keys({f"{key}.{name}": part for name, part in inner.items()}, sections))
         else:
             flat[key] = value
     return flat
 
 
 def parse(text: str, key: str) -> Any:
-    """A value as YAML means it (with 1e-3 a number); a text stays as it is written."""
+    """A value as YAML means it (with 1e-3 a number), together with its text unless it is one or null: `experiment=2024_10` is a name."""
+    as_text = None if CONTROL.search(text.strip()) else text.strip()
     try:
         _refuse_programs(text)
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)["value"]  # type: ignore[index,call-overload]
     except Exception as error:  # YAML's constructors raise anything
-        if key in TEXTS and not isinstance(error, ConfigError):
-            return text.strip()
-        raise ConfigError(f"{shown(key)[1:-1]}: {shown(text)} cannot be read as a value: {first_line(error)[:200]}") from None
-    return text.strip() if key in TEXTS and value is not None and not isinstance(value, str) else value
+        problem = f"{shown(key)[1:-1]}: {shown(text)} cannot be read as a value: {first_line(error)[:200]}"
+        if isinstance(error, ConfigError):
+            raise ConfigError(problem) from None
+        return Written(as_text, problem=problem)
+    return value if value is None or isinstance(value, str) else Written(as_text, value)
 
 
 def _refuse_programs(text: str) -> None:
@@ -93,6 +93,11 @@ def _refuse_programs(text: str) -> None:
 
 def plain(value: Any, key: str, depth: int = 0) -> Any:
     """The value if it is data, with tuples as lists and paths as text; else an error that names its key."""
+    if isinstance(value, Written):
+        try:
+            return Written(value.text, plain(value.value, key), value.problem)
+        except ConfigError as error:
+            return Written(value.text, problem=str(error))
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if value is None or isinstance(value, (bool, float)):
@@ -104,7 +109,7 @@ def plain(value: Any, key: str, depth: int = 0) -> Any:
     if isinstance(value, str):
         if "${" in value:
             raise ConfigError(f"{key}: {shown(value)} cannot be read as a value: ${{...}} is never filled in; write the value itself")
-        if len(value) > LONGEST or re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", value):
+        if len(value) > LONGEST or CONTROL.search(value):
             raise ConfigError(f"{key} must be a text of at most {LONGEST:,} characters without control characters; got {shown(value)}")
         return value
     if depth > DEEPEST:
@@ -137,11 +142,11 @@ def choices(group: str, conf: Sequence[Path] | None = None) -> dict[str, str]:
     return found
 
 
-def load_choice(choice: Any, key: str, folders: Sequence[Path]) -> dict[str, Any]:
+def load_choice(choice: str, key: str, folders: Sequence[Path]) -> dict[str, Any]:
     group = GROUPS.get(key, key)
     known = choices(group, folders)
-    if not isinstance(choice, str) or choice not in known:
-        raise ConfigError(f"unknown {key} {shown(choice)}; conf/{group} has {', '.join(known)}.{closest(str(choice), known)}")
+    if choice not in known:
+        raise ConfigError(f"unknown {key} {shown(choice)}; conf/{group} has {', '.join(known)}.{closest(choice, known)}")
     return load(find(f"{group}/{choice}.yaml", folders), key)
 
 

@@ -10,7 +10,7 @@ from persafl_lit import compose
 from persafl_lit.config import GROUPS, choices, conf_folders
 from persafl_lit.data import DATASETS
 from persafl_lit.errors import ConfigError
-from persafl_lit.evaluate import FINETUNES
+from persafl_lit.finetune import FINETUNES
 from persafl_lit.models import MODELS
 from persafl_lit.objectives import OBJECTIVES
 from persafl_lit.server import RULES

@@ -14,7 +14,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"errors", "limits", "streams", "lock", "memory", "dropout", "backprop", "messages", "callbacks"},
     {"timeline", "data", "models", "objectives", "typed", "nested", "inputs", "settings"},
-    {"server", "loss", "written", "sharing", "sealed"},
+    {"server", "loss", "written", "finetune", "sharing", "sealed"},
     {"client"},
     {"evaluate"},
     {"executors"},
@@ -23,7 +23,7 @@ LAYERS = [
     {"experiment"},
     {"report"},
     {"config", "tracking", "progress"},
-    {"api"},
+    {"api", "config_reference"},
     {"demo", "sweep"},
     {"cli"},
     {"__main__", "__init__"},

@@ -34,7 +34,7 @@ def sweep(options: argparse.Namespace) -> int:
         from persafl_lit.sweep.conduct import sweep as conduct
         from persafl_lit.tracking import store_uri
 
-        uri = store_uri(_text(plan.overrides.get("tracking.uri")))
+        uri = store_uri(plan.tracking.uri)
         outcomes = conduct(plan, _launcher(options, plan, uri), uri, stop, options.retry_failed)
     if options.json:
         print(json.dumps(_as_json(plan, outcomes)))
@@ -153,7 +153,3 @@ def _as_json(plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     chosen = [{"method": best.trial.method, "setting": dict(best.trial.setting)} for best in choose(outcomes, plan.select)]
     rows = [row | {"run_id": outcome.run_id} for row, outcome in zip(table(outcomes), outcomes, strict=True)]
     return {"sweep": plan.name, "chosen": chosen, "trials": rows}
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)

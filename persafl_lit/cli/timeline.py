@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from persafl_lit.cli.files import atomically, picture, picture_format, writable
 from persafl_lit.errors import ConfigError
-from persafl_lit.typed import coerce
 
 if TYPE_CHECKING:
     from persafl_lit.config import Config
@@ -48,7 +47,7 @@ def _trained_clients(config: Config) -> int:
         from persafl_lit.data import DATASETS
 
         clients = int(config.build("data", DATASETS).count(None))
-    held_out = int(coerce(int, config.data["holdout_clients"], "data.holdout_clients"))
+    held_out = int(config.data["holdout_clients"])
     if not 0 <= held_out < clients:
         raise ConfigError(f"data.holdout_clients must lie between 0 and clients - 1 = {clients - 1}; got {held_out}")
     return clients - held_out

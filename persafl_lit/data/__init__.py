@@ -7,27 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from persafl_lit.data.digits import Digits
 from persafl_lit.data.images import Cifar10, FashionMnist, Mnist
+from persafl_lit.data.quadratic import Quadratic
 
 if TYPE_CHECKING:
     from persafl_lit.data.federation import SPLITS, Batch, Federation, Samples
-    from persafl_lit.data.quadratic import Quadratic, Quadratics
-
-    DATASETS: dict[str, Any]
+    from persafl_lit.data.quadratics import Quadratics
 
 DEALT: dict[str, Any] = {"digits": Digits, "mnist": Mnist, "fashion_mnist": FashionMnist, "cifar10": Cifar10}
 """Samples with labels, dealt to clients; who holds what is known without torch."""
-_LAZY = {"SPLITS": "federation", "Batch": "federation", "Federation": "federation", "Samples": "federation"}
-_LAZY |= {"Quadratic": "quadratic", "Quadratics": "quadratic"}
+DATASETS: dict[str, Any] = {**DEALT, "quadratic": Quadratic}
+_LAZY = {"SPLITS": "federation", "Batch": "federation", "Federation": "federation", "Samples": "federation", "Quadratics": "quadratics"}
 
 __all__ = ["DATASETS", "DEALT", "SPLITS", "Batch", "Cifar10", "Digits", "FashionMnist", "Federation", "Mnist", "Quadratic", "Quadratics", "Samples"]
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch is imported when it is used: `persafl data` does without."""
-    if name == "DATASETS":
-        found: Any = {**DEALT, "quadratic": __getattr__("Quadratic")}
-    elif name in _LAZY:
-        found = getattr(import_module(f"persafl_lit.data.{_LAZY[name]}"), name)
-    else:
+    """What needs torch is imported when it is used: settings do without."""
+    if name not in _LAZY:
         raise AttributeError(f"module 'persafl_lit.data' has no attribute {name!r}")
-    return globals().setdefault(name, found)
+    return globals().setdefault(name, getattr(import_module(f"persafl_lit.data.{_LAZY[name]}"), name))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -29,12 +29,18 @@ SMALLEST = 3  # a sample each to train, validate and test
 class Partition:
     """Settings of the deal; `partition` chooses which of them count."""
 
-    partition: str = "classes"
+    partition: Literal["classes", "dirichlet", "iid"] = "classes"
+    """How samples are dealt: a few classes per client, Dirichlet proportions, or evenly mixed."""
     classes_per_client: int = 5
+    """Classes that a client holds, for `classes`."""
     concentration: float = 0.5
+    """Concentration of the proportions, for `dirichlet`; small is uneven."""
     imbalance: float = 0.3
+    """Spread of the clients' sizes (log-normal sigma); 0 is equal."""
     val_share: float = 0.2
+    """Share of a client's samples that are for validation."""
     test_share: float = 0.2
+    """Share of a client's samples that are for testing."""
 
     def __post_init__(self) -> None:
         if self.partition not in PARTITIONS:
@@ -189,6 +195,7 @@ class Partitioned(Partition, ABC):
     """A data set that is dealt to clients; the last `holdout_clients` of them never train and are only evaluated."""
 
     holdout_clients: int = 0
+    """The last so many clients never train and are only evaluated."""
 
     shape: ClassVar[tuple[int, ...]]
     """Of a sample."""

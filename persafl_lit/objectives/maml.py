@@ -32,7 +32,9 @@ class Maml(Objective):
     """
 
     alpha: float = 0.01
+    """Size of the adaptation step; 0 is a plain gradient."""
     hvp: HessianVector = "exact"
+    """How the Hessian-vector product is computed; the paper's experiments use `finite_difference`."""
     delta: float | None = None
     """The length |d u| of the finite difference; null is 1e-5."""
 

@@ -31,9 +31,13 @@ class Moreau(Objective):
     """
 
     lam: float = 25.0
+    """Weight of the pull towards the shared model."""
     inner_steps: int | None = 10
+    """Most steps of the inner minimisation; null is until `nu`."""
     nu: float | None = None
+    """Norm of the inner gradient at which the inner minimisation ends; null is never."""
     inner_lr: float | None = None
+    """Inner step size; null is 1/(lam + L)."""
 
     moves: ClassVar[bool] = True
 

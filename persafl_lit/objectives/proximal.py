@@ -20,6 +20,7 @@ class Proximal(Objective):
     """
 
     mu: float = 0.1
+    """Weight of the proximal term."""
 
     def __post_init__(self) -> None:
         if not self.mu >= 0:

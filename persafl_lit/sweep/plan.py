@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from persafl_lit.config import compose, flat_overrides
 from persafl_lit.errors import ConfigError, closest
+from persafl_lit.settings import Tracking
 from persafl_lit.sweep.source import Source
-from persafl_lit.typed import construct
-from persafl_lit.written import as_mapping
+from persafl_lit.typed import coerce, construct
 
 KEYS = ("name", "overrides", "grid", "seeds", "select", "search")
 METRICS = {"accuracy.val": 1, "loss.val": -1}
@@ -111,6 +112,12 @@ class Plan:
         """An adaptive search has two stages by nature: it asks one question of one seed after the other."""
         return self.select.stages == "two" or (self.search is not None and self.search.how == "adaptive")
 
+    @property
+    def tracking(self) -> Tracking:
+        """Where the sweep is recorded."""
+        asked = {key: value for key, value in self.overrides.items() if key.startswith("tracking.")}
+        return compose({"tracking.experiment": self.name, **asked}).tracking
+
     def place(self, block: Block, key: str | None = None) -> str:
         """Where a block, or a key of it, stands in the file."""
         path = ("grid", block.number) if key is None else ("grid", block.number, key)
@@ -131,11 +138,11 @@ def plan_of(source: Source, default_name: str, overrides: Iterable[str] = ()) ->
     for key in values:
         if key not in KEYS:
             raise source.refuse((key,), f"unknown key {key!r}; a sweep file has {', '.join(KEYS)}.{closest(key, KEYS)}")
-    asked = as_mapping(list(overrides))
-    name = str(asked.pop("name", values.get("name") or default_name))
+    asked = flat_overrides(list(overrides))
+    name = coerce(str, asked.pop("name"), "name") if "name" in asked else str(values.get("name") or default_name)
     if not re.fullmatch(r"[A-Za-z0-9_][\w.-]{0,99}", name, re.ASCII):
         raise source.refuse(("name",), f"name is a word of letters, digits, '_', '-' and '.'; got {name[:100]!r}")
-    seeds = _seeds(source, asked.pop("seeds", values.get("seeds", [0])))
+    seeds = _seeds(source, coerce(Any, asked.pop("seeds", values.get("seeds", [0])), "seeds"))
     common = _common(source) | asked
     search = _section(source, "search", Search)
     blocks = _blocks(source, search is not None)
@@ -154,7 +161,7 @@ def _common(source: Source) -> dict[str, Any]:
     if not isinstance(listed, (list, dict)) or (isinstance(listed, list) and not all(isinstance(item, str) for item in listed)):
         raise source.refuse(("overrides",), "overrides is a list such as [data=digits, horizon=40]")
     try:
-        common = as_mapping(listed)
+        common = flat_overrides(listed)
     except ConfigError as error:
         raise source.refuse(("overrides",), str(error)) from None
     if "seed" in common:

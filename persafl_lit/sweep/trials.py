@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from persafl_lit.config import Config, compose
+from persafl_lit.config import TABLES, Config, compose
 from persafl_lit.errors import ConfigError, PersaflError
 from persafl_lit.streams import rng
 from persafl_lit.sweep.plan import Block, Plan, Range
-from persafl_lit.timeline import DELAYS, SCHEDULES, Rounds
+from persafl_lit.timeline import Rounds
 
 DIGITS = 4
 """Of a value drawn from a range: enough to differ, and short in a name."""
@@ -77,7 +77,7 @@ def make_trial(plan: Plan, block: Block, setting: Setting, seed: int) -> Trial:
     own = {"executor": "serial", "tracking.experiment": plan.name, "checkpoint.dir": f"mlruns/checkpoints/{plan.name}"}
     try:
         config = compose(own | asked)
-        _build_parts(config, asked)
+        _build_parts(config)
     except PersaflError as error:
         if any(f"'{key}'" in str(error) for key in plan.overrides):
             raise ConfigError(f"{plan.source.name}, overrides: {error}") from None
@@ -88,20 +88,12 @@ def make_trial(plan: Plan, block: Block, setting: Setting, seed: int) -> Trial:
     return Trial(config, block, setting, config.hash())
 
 
-def _build_parts(config: Config, asked: Setting) -> None:
-    """Refuse values that no part can have. Parts that need torch are built if the sweep says something about them."""
-    schedule = config.build("schedule", SCHEDULES)
-    if isinstance(schedule, Rounds) and config.clients is not None:
-        schedule.check(config.clients)
-    config.build("delays", DELAYS)
-    if any(key.startswith("model.") for key in asked):
-        from persafl_lit.models import MODELS
-
-        config.build("model", MODELS)
-    if any(key.startswith("eval.finetune.") for key in asked):
-        from persafl_lit.evaluate import FINETUNES
-
-        config.build("eval.finetune", FINETUNES)
+def _build_parts(config: Config) -> None:
+    """Refuse values that no part can have."""
+    for group, table in TABLES.items():
+        part = config.build(group, table)
+        if isinstance(part, Rounds) and config.clients is not None:
+            part.check(config.clients)
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------

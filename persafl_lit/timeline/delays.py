@@ -53,10 +53,15 @@ class RandomDelays(Delays):
     """
 
     download: tuple[float, float] = (0.5, 1.5)
+    """Range of the clients' mean download times."""
     upload_ratio: tuple[float, float] = (4.0, 6.0)
+    """Range of mean upload / mean download (the paper: 4 to 6)."""
     compute: float = 0.001
+    """Mean time of one local step (the paper: negligible)."""
     per_gradient: float = 0.0
+    """Mean time of one gradient: compute grows with the objective's gradients per local step (plain 1, MAML 4, Moreau inner_steps)."""
     idle: float = 0.25
+    """Mean rest / mean of the rest of a visit; 0.25 keeps 80 % of the clients active."""
 
     def __post_init__(self) -> None:
         for name in ("download", "upload_ratio"):
@@ -99,6 +104,7 @@ class Uniform(RandomDelays):
     """Uniform on mean * [1 - spread, 1 + spread]."""
 
     spread: float = 0.5
+    """Half the width of the distribution, relative to the mean."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,6 +128,7 @@ class Lognormal(RandomDelays):
     """exp(N(-sigma^2/2, sigma^2)): the usual fit for network transfers."""
 
     sigma: float = 0.5
+    """Standard deviation of the logarithm."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,6 +144,7 @@ class Pareto(RandomDelays):
     """Heavy tails: P(delay > x) ~ x^-shape. Shape must exceed 1, or there is no mean."""
 
     shape: float = 2.5
+    """Tail exponent, > 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,6 +164,7 @@ class Trace(Delays):
     """
 
     path: str
+    """A CSV file with the columns client,download,compute,upload,idle and one row per visit."""
     visits: tuple[Floats, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -42,7 +42,9 @@ class Asynchronous:
     """
 
     tau: int | None = None
+    """Most arrivals between a read and its update; null is unbounded."""
     policy: Policy = "wait"
+    """How `tau` is kept: `wait` loses nothing, `drop` discards late updates, `measure` only counts."""
 
     def __post_init__(self) -> None:
         if self.tau is not None and self.tau < 0:
@@ -61,6 +63,7 @@ class Rounds:
     """Synchronous rounds: a cohort drawn without replacement; the server waits for its slowest member."""
 
     cohort: int = 10
+    """Clients per round."""
 
     def __post_init__(self) -> None:
         if self.cohort < 1:
@@ -95,6 +98,7 @@ class Drawn:
     """Assumption 1 exactly: i_t ~ Uniform[n] and Omega(t) = t - s with s uniform on 0..min(t, tau). One arrival a second."""
 
     tau: int = 10
+    """Largest staleness."""
 
     def __post_init__(self) -> None:
         if self.tau < 0:
@@ -117,6 +121,7 @@ class Replay:
     """A timeline from a CSV file, as `persafl timeline --csv` writes it."""
 
     path: str
+    """A CSV file as `persafl timeline --csv` writes it."""
 
     def timeline(self, setting: Setting) -> Timeline:
         whole = from_csv(self.path, setting.clients)

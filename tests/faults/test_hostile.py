@@ -16,7 +16,7 @@ from persafl_lit.client import build_backbone
 from persafl_lit.config import choices, conf_folders
 from persafl_lit.data import DATASETS
 from persafl_lit.errors import ConfigError, PersaflError, TimelineError
-from persafl_lit.evaluate import FINETUNES
+from persafl_lit.finetune import FINETUNES
 from persafl_lit.models import MODELS
 from persafl_lit.timeline import DELAYS, SCHEDULES
 from tests.faults.hostile import CANARY, CHOICES, KEYS, NEAR, NUMBERS, PLAIN, SIZES, TEXTS, TREES, check_sentence, each, files_under, lawful, str_of

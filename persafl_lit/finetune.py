@@ -1,0 +1,114 @@
+"""Fine-tuning rules: how a client makes the shared model its own before it is evaluated. Settings only; no torch is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from persafl_lit.errors import ConfigError
+from persafl_lit.limits import MOST_STEPS, at_most
+from persafl_lit.objectives import Maml, Moreau, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from persafl_lit.client import ClientModule
+    from persafl_lit.data.federation import Batch
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """How a client makes the shared model its own before it is evaluated: not at all."""
+
+    steps: ClassVar[int] = 0
+    """Minibatches it uses."""
+    full: ClassVar[bool] = False
+    """Whether it also goes through all training data."""
+
+    def personalise(self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]) -> Tensor:
+        return w
+
+
+@dataclass(frozen=True)
+class Sgd(Finetune):
+    """`steps` stochastic gradient steps; lr null is the run's eta. The paper's protocol, with the budget of Q local steps."""
+
+    steps: int = 10  # type: ignore[misc]
+    """Stochastic gradient steps."""
+    lr: float | None = None
+    """Step size; null is the run's eta."""
+
+    def __post_init__(self) -> None:
+        _check(steps=self.steps, lr=self.lr)
+
+    def personalise(self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]) -> Tensor:
+        theta = client.f.at(w)
+        for batch in batches:
+            theta.sub_(client.f.gradient(theta, batch), alpha=self.lr or client.eta)
+        return theta
+
+
+@dataclass(frozen=True)
+class MamlStep(Finetune):
+    """One step with the gradient over all training data: w - alpha grad f_i(w), what MAML optimises for."""
+
+    alpha: float = 0.01
+    """Size of the step."""
+
+    full: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check(alpha=self.alpha)
+
+    def personalise(self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]) -> Tensor:
+        return w - self.alpha * client.whole_gradient(w, whole)
+
+
+@dataclass(frozen=True)
+class Prox(Finetune):
+    """theta_i(w): `inner_steps` stochastic steps on f_i(theta) + lam/2 |theta - w|^2, what the Moreau envelope optimises for."""
+
+    inner_steps: int = 10
+    """Stochastic gradient steps."""
+    lam: float = 25.0
+    """Weight of the pull towards the shared model."""
+    lr: float | None = None
+    """Step size; null is 1/(lam + L)."""
+
+    def __post_init__(self) -> None:
+        _check(inner_steps=self.inner_steps, lam=self.lam, lr=self.lr)
+        if self.lr is not None and self.lr >= 2 / self.lam:
+            raise ConfigError(f"eval.finetune.lr={self.lr:g} diverges with eval.finetune.lam={self.lam:g}: it must be below {2 / self.lam:g}")
+
+    @property
+    def steps(self) -> int:  # type: ignore[override]
+        return self.inner_steps
+
+    def personalise(self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]) -> Tensor:
+        theta = client.f.at(w)
+        lr = Moreau(lam=self.lam, inner_lr=self.lr).step_size(client.f.smoothness)
+        for batch in batches:
+            slope = client.f.gradient(theta, batch).add_(theta - w, alpha=self.lam)
+            theta.sub_(slope, alpha=lr)
+        return theta
+
+
+FINETUNES: dict[str, type[Finetune]] = {"none": Finetune, "sgd": Sgd, "maml": MamlStep, "prox": Prox}
+
+
+def own_rule(objective: Objective) -> Finetune | None:
+    """How a method's own cost personalises: MAML by one gradient step, the Moreau envelope by its proximal point."""
+    if isinstance(objective, Maml):
+        return MamlStep(objective.alpha or 0.01)
+    if isinstance(objective, Moreau):
+        return Prox(objective.inner_steps or 10, objective.lam, objective.inner_lr)
+    return None
+
+
+def _check(**values: float | int | None) -> None:
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise ConfigError(f"eval.finetune.{name} must be > 0; got {value!r}")
+        if "steps" in name:
+            at_most(f"eval.finetune.{name}", value, MOST_STEPS)
