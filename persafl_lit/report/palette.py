@@ -37,6 +37,7 @@ KNOWN = {
     "fedasync_mix": Style(GREEN, "P", "-."),
     "fedbuff": Style(PURPLE, "*", "-."),
     "local": Style(GREY, "v", ":"),
+    "fedper": Style(ORANGE, "P"),
 }
 
 

@@ -66,6 +66,7 @@ class Tracker:
         self._opens_until = time.monotonic() + OPENS_WITHIN
         self._closing = False
         self._finished = False
+        self._planned = 0
         self._warned = False
         self._run_id = run_id
         self._staging = tempfile.TemporaryDirectory(prefix="persafl-")
@@ -126,6 +127,7 @@ class Tracker:
         self.say(text=self._config.yaml(), name="config.yaml")
         self.say(text=json.dumps(environment(), indent=2), name="environment.json")
         self.say(text=experiment.timeline.to_csv(), name="timeline.csv")
+        self._planned = len(experiment.timeline)
         for point in experiment.points:
             self.metrics(point.metrics(), point)
 
@@ -139,6 +141,8 @@ class Tracker:
 
     def on_run_end(self, result: Result) -> None:
         self.metrics(result.points[-1].metrics(), result.points[-1])  # one that became the last by `stop` has more of them now
+        if len(result.timeline) < self._planned:  # stopped early: what was planned after that did not happen
+            self.say(text=result.timeline.to_csv(), name="timeline.csv")
         log_result(self, result)
         self.finish("FINISHED")
 
