@@ -26,7 +26,7 @@ from persafl_lit.models import MODELS
 from persafl_lit.nested import GROUPS, flatten, get, put
 from persafl_lit.objectives import OBJECTIVES, Moreau, Objective
 from persafl_lit.server import RULES, ControlVariates, Rule
-from persafl_lit.settings import Checkpoints, Eval, Method, Tracking, choice, positive
+from persafl_lit.settings import ADDED, Checkpoints, Eval, Method, Tracking, choice, positive
 from persafl_lit.sharing import Sharing
 from persafl_lit.timeline import DELAYS, SCHEDULES, Setting, Timeline
 from persafl_lit.typed import coerce, coerced, construct, defaults, hints, keys
@@ -43,8 +43,6 @@ TABLES: dict[str, Mapping[str, Any]] = {
 """Groups whose choices are classes; a method is an objective, a rule and what is shared."""
 NEUTRAL = ("tracking", "checkpoint", "executor", "workers")
 """Keys that change where and how fast a run goes, but no bit of its result."""
-ADDED: dict[str, Any] = {"derivatives": "auto", "delays.per_gradient": 0.0, "method.private": ["none"]}
-"""Keys that 0.1 did not have, with the value that means what it did: they are no part of a run's name then."""
 COUNTS = {"clients": MOST_CLIENTS, "local_steps": MOST_STEPS, "batch_size": math.inf, "updates": MOST_VISITS, "workers": MOST_WORKERS}
 """Whole numbers >= 1, and where they end."""
 PRECISION_NAMES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}

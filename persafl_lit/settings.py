@@ -10,6 +10,8 @@ from persafl_lit.errors import ConfigError, shown
 from persafl_lit.limits import MOST_SECONDS, at_most
 
 LONGEST_NAME = 250
+ADDED: dict[str, Any] = {"derivatives": "auto", "delays.per_gradient": 0.0, "method.private": ["none"]}
+"""Keys that 0.1 did not have, with the value that means what it did: they are no part of a run's hash then."""
 
 
 def choice(name: str) -> Callable[[], dict[str, Any]]:

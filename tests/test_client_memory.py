@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from persafl_lit import compose, run
+from persafl_lit import run
 from persafl_lit.errors import CheckpointError, ConfigError
 from persafl_lit.executors.transport import fetch, store
 from persafl_lit.messages import Train, Update, join, separate
@@ -345,4 +345,3 @@ def test_checkpoints_do_not_repeat_what_earlier_ones_wrote(tmp_path):
     saved(slots, *everybody)
     segments = saved(slots, *(everybody - {(7, 0)}), (7, 1))
     assert segments["run.2.slots"] == [[7, 1]]
-    assert compose(["method=fedper"]).method["private"] == ["head"]

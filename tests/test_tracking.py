@@ -216,7 +216,7 @@ def test_results_that_can_be_neither_sent_nor_kept_fail_the_run_and_leave_its_ch
     ):
         run(here, callbacks=[At(u12=lambda: monkeypatch.setattr(Store, "send", full))])
     monkeypatch.setattr(Store, "send", usual)
-    resumed = run(here, resume=True)
+    resumed = run([*here, "tracking.patience=60"], resume=True)
     history = store.get_metric_history(resumed.run_id, "accuracy.test")
     assert [metric.value for metric in history] == resumed.curves()["accuracy.test"]
     assert store.get_run(resumed.run_id).info.status == "FINISHED"

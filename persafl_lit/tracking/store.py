@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from persafl_lit.config import ADDED
 from persafl_lit.errors import ConfigError, TrackingError, first_line
 from persafl_lit.report.record import Record
+from persafl_lit.settings import ADDED
 from persafl_lit.timeline import from_csv
 from persafl_lit.tracking.unsent import SQLITE, Message
 from persafl_lit.tracking.view import experiment_tags
