@@ -12,6 +12,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,12 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import mlflow  # noqa: F401  (imported before anything is timed)
+import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.tight import evaluations_per_second
-from persafl_lit import run
+from persafl_lit import Callback, run
+from persafl_lit.experiment import Experiment
 from persafl_lit.timeline import Asynchronous, Setting
 from persafl_lit.timeline.delays import Exponential
 
@@ -179,6 +183,34 @@ def tracking() -> dict[str, Any]:
     return {"seconds of a run": statistics.median(walls), "seconds of tracking": added, "cost": added / statistics.median(walls)}
 
 
+def hooks() -> dict[str, Any]:
+    """(9) The share of a paper-sized run that callbacks and loggers take: two callbacks with every hook, and a CSV logger.
+
+    What they take is timed where the loop calls them: far less than whole runs differ by.
+    """
+    spent = 0.0
+
+    def timed(method: Callable[..., None]) -> Callable[..., None]:
+        def call(*about: Any, **more: Any) -> None:
+            nonlocal spent
+            start = time.perf_counter()
+            method(*about, **more)
+            spent += time.perf_counter() - start
+
+        return call
+
+    def share() -> float:
+        nonlocal spent
+        spent = 0.0
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            for name in ("call", "_log"):
+                patch.setattr(Experiment, name, timed(getattr(Experiment, name)))
+            result = run([*MNIST, "method=fedasync", "tracking.enabled=false"], callbacks=[Callback(), Callback()], loggers=[CSVLogger(folder)])
+        return spent / result.wall_seconds
+
+    return medians(**{"share of a run": share})
+
+
 def startup() -> dict[str, Any]:
     """(8) From the command to its answer, in seconds, and what imports take of it."""
     python = sys.executable
@@ -213,7 +245,7 @@ def startup() -> dict[str, Any]:
     )
 
 
-SECTIONS = {section.__name__: section for section in (gradients, peers, workers, overhead, scaling, timeline, tracking, startup)}
+SECTIONS = {section.__name__: section for section in (gradients, peers, workers, overhead, scaling, timeline, tracking, startup, hooks)}
 
 
 def main(chosen: list[str]) -> int:

@@ -69,9 +69,12 @@ class Result:
 
     def client_state_dict(self, client: int) -> dict[str, Tensor]:
         """A client's own model before fine-tuning: the shared model with what this client keeps."""
+        if not 0 <= client < len(self.timeline.arrivals_per_client()) + len(self.points[-1].held_out):
+            raise ConfigError(f"client {client} does not exist; clients are numbered from 0")
+        shared = self.state_dict()
         if self._state_dict is None or client not in self.memory:
-            return self.state_dict()
-        return self._state_dict(self.memory[client])
+            return shared
+        return {name: value.to(shared[name].dtype) for name, value in self._state_dict(self.memory[client]).items()}
 
     def curves(self) -> dict[str, list[float]]:
         """Columns over the evaluation points: sim_time, updates, accuracy.*, loss.* and what training saw."""
@@ -167,12 +170,12 @@ def run(
                 config.eta,
                 evaluation_moments(timeline.horizon, config.eval.every, affordable_evaluations(worker.work, timeline, evaluated)),
                 evaluated,
+                build_model,
                 config.eval.gradient,
                 checkpoint=checkpoint,
                 checkpoint_every=config.checkpoint.every,
                 checkpoint_seconds=config.checkpoint.seconds,
                 skip_divergence=config.on_divergence == "skip",
-                build_model=build_model,
                 settings=config.flat(),
                 should_stop=should_stop,
             )
@@ -195,7 +198,7 @@ def run(
                     build_model(experiment.state),
                     experiment.wall_seconds(),
                     rule.arrivals_per_version,
-                    federation.notes + _notes(experiment.timeline, rule.arrivals_per_version, experiment.state.skipped),
+                    federation.notes + _notes(experiment),
                     executor.evaluation_share(),
                     worker.transfer_bytes,
                     federation,
@@ -217,7 +220,7 @@ def _told(experiment: Experiment) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, CallbackError) and experiment.checkpoint is not None:
             with contextlib.suppress(PersaflError):
-                experiment.save()
+                experiment.save(rescue=True)
                 print(f"persafl: the state after update {experiment.state.arrivals} is kept; --resume continues from it", file=sys.stderr)
         experiment.tell_error(error)
         raise
@@ -250,10 +253,13 @@ def _checkpoint(config: Config, resume: bool, wait_seconds: float) -> Iterator[C
             raise
 
 
-def _notes(timeline: Timeline, buffer: int, skipped: int) -> tuple[str, ...]:
+def _notes(experiment: Experiment) -> tuple[str, ...]:
     """What a user should be told about a run that did less than it seems."""
+    timeline, buffer, skipped = experiment.timeline, experiment.rule.arrivals_per_version, experiment.state.skipped
     notes = []
-    if len(timeline) < buffer:
+    if experiment.stopped:
+        notes.append(f"a callback ended the run at simulated time {timeline.horizon:g}, after {len(timeline)} updates")
+    elif len(timeline) < buffer:
         enough = "raise horizon or lower method.buffer"
         notes.append(f"the model never changed: only {len(timeline)} updates arrived and the server waits for {buffer}; {enough}")
     if skipped:

@@ -29,12 +29,12 @@ class Callback:
         """The timeline is known, and workers may be training already; `experiment.points` has those from before a resume."""
 
     def on_update(self, experiment: Experiment, job: Job, staleness: int, loss: float) -> None:
-        """An update has been applied: `experiment.state` is the server's state after it."""
+        """An update has arrived, and been applied or skipped: `experiment.state` is the server's state after it."""
 
     def on_evaluation(self, experiment: Experiment, point: Point) -> None:
         """An evaluation is done. It ran beside training: `point.model` and `point.memory` are what was evaluated, and
         `experiment.state` may be ahead. `experiment.stop(point)` ends the run as of this point. Points from before a resume are
-        not told again; one at which a callback failed is."""
+        not told again; one at which a callback failed is told again to that callback and to those after it."""
 
     def on_checkpoint(self, experiment: Experiment) -> None:
         """A checkpoint has been written."""

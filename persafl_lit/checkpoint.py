@@ -134,6 +134,8 @@ def _other_format(path: Path, found: Any) -> str:
 
 Memories = dict[tuple[int, int], Tensors]
 """Slots by (client, visit)."""
+Reads = dict[str, Tensors]
+"""What jobs in flight have read, by a name that tells versions apart: clients that read one version share it."""
 
 
 def pack_state(state: State, memories: Memories) -> dict[str, Any]:
@@ -147,15 +149,19 @@ def unpack_state(content: dict[str, Any], memories: Memories) -> State:
     return State(**{**content, "memories": named})
 
 
-def pack_job(job: Train, memories: Memories) -> list[Any]:
+def pack_job(job: Train, reads: Reads, memories: Memories) -> list[Any]:
+    """Plain values; what it read, and its client's memory, are added to `reads` and `memories`, each once."""
     if job.after != NO_VISIT:
         memories[job.client, job.after] = job.memory
-    return [job.client, job.visit, dict(job.read), job.after]
+    key = " ".join(str(id(tensor)) for tensor in job.read.values())
+    if key not in reads:
+        reads[key] = dict(job.read)
+    return [job.client, job.visit, key, job.after]
 
 
-def unpack_job(content: list[Any], memories: Memories) -> Train:
+def unpack_job(content: list[Any], reads: Reads, memories: Memories) -> Train:
     client, visit, read, after = content
-    return Train(client, visit, read, {} if after == NO_VISIT else memories[client, after], after)
+    return Train(client, visit, reads[read], {} if after == NO_VISIT else memories[client, after], after)
 
 
 def pack_point(point: Point) -> list[Any]:

@@ -273,6 +273,7 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[Pa
         _set_group(values, key, _typed(key, get(values, key)))
     config = construct(Config, values, "")
     config.objective()
+    config.sharing()
     return config
 
 

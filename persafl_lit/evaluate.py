@@ -109,8 +109,9 @@ class Point:
 
     @property
     def memory(self) -> dict[int, Tensors]:
-        """What each client kept at that moment; clients that kept nothing are not in it."""
-        return {client: slot.tensors for client, slot in self._captured().state.memories.items()}
+        """A copy of what each client kept at that moment; clients that kept nothing are not in it."""
+        kept = self._captured().state.memories
+        return {client: {name: value.clone() for name, value in slot.tensors.items()} for client, slot in kept.items()}
 
     def _captured(self) -> Captured:
         if self.captured is None:

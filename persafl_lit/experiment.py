@@ -12,7 +12,8 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,19 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from persafl_lit.checkpoint import NOT_OURS, Checkpoint, Memories, pack_job, pack_point, pack_state, unpack_job, unpack_point, unpack_state
+from persafl_lit.checkpoint import NOT_OURS, Checkpoint, Memories, Reads, pack_job, pack_point, pack_state, unpack_job, unpack_point, unpack_state
 from persafl_lit.data.federation import Federation
-from persafl_lit.errors import CallbackError, CheckpointError, ConfigError, DivergenceError, Interrupted, PersaflError, located
+from persafl_lit.errors import (
+    CallbackError,
+    CheckpointError,
+    ConfigError,
+    DivergenceError,
+    Interrupted,
+    ModelError,
+    PersaflError,
+    TrackingError,
+    located,
+)
 from persafl_lit.evaluate import Captured, Point, Scores
 from persafl_lit.executors import Evaluation, Executor
 from persafl_lit.messages import Evaluate, Tensors, Train, Update
@@ -36,6 +47,8 @@ if TYPE_CHECKING:
     from lightning.fabric.loggers.logger import Logger
 
 MOST_POINTS = 100_000
+LET_THROUGH = (CallbackError, TrackingError, Interrupted, KeyboardInterrupt)
+"""What a callback may raise without being named: it has a name already, or is the tracker's, or the user's wish to stop."""
 
 
 @dataclass
@@ -95,6 +108,8 @@ class Experiment:
     """When to evaluate, in simulated time; the last is the end."""
     evaluated: Sequence[int]
     """The clients to evaluate."""
+    build_model: Callable[[State], L.LightningModule]
+    """A copy of the backbone with the weights of a state, for callbacks."""
     measure_gradient: bool = False
     """Whether evaluations also measure |grad F(w)|^2 of the method's own cost."""
     checkpoint: Checkpoint | None = None
@@ -105,8 +120,6 @@ class Experiment:
     """Wall seconds between checkpoints; None is never."""
     skip_divergence: bool = False
     """Whether an update that is not finite is left out and counted, instead of ending the run."""
-    build_model: Callable[[State], L.LightningModule] | None = None
-    """A copy of the backbone with the weights of a state, for callbacks."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The config under dotted keys."""
     should_stop: Callable[[], bool] = lambda: False
@@ -121,7 +134,14 @@ class Experiment:
         """Wall seconds of the run before it was resumed."""
         self._wall_start = time.monotonic()
         self._last: tuple[Evaluation, State] | None = None
+        self._telling: Point | None = None
+        """The point of which callbacks are being told."""
         self._stopped: Point | None = None
+        """The point at which a callback has asked the run to end."""
+        self._ended = False
+        """Whether the run has been cut there."""
+        self._told: tuple[list[str], bool] = [], False
+        """Of the oldest open point: callbacks that know of it though another one failed, and whether one of them asked to stop."""
         self._identity = ""
         buffer = self.rule.arrivals_per_version
         self.staleness = self.timeline.staleness(buffer).tolist()
@@ -134,6 +154,7 @@ class Experiment:
         self._submitted = 0
         self._saved_at = time.monotonic()
         self._warned: set[str] = set()
+        self._finalized: set[int] = set()
 
     def identify(self, *parts: str) -> str:
         """A name for exactly this computation: the config's hash and what the config only points at."""
@@ -160,20 +181,21 @@ class Experiment:
             self.points = [unpack_point(point) for point in content["points"]]
             self.tally = Tally(**content["tally"])
             self.wall_before += float(content["wall_seconds"])
-            pending = {index: unpack_job(job, memories) for index, job in content["pending"].items()}
+            pending = {index: unpack_job(job, content["reads"], memories) for index, job in content["pending"].items()}
             captured = [(time, training, unpack_state(state, memories)) for time, training, state in content["captured"]]
-            stopped, states = content["stopped"], dict(content["callbacks"])
+            ended, states = content["ended"], dict(content["callbacks"])
+            self._told = list(content["told"][0]), bool(content["told"][1])
             fits = self.state.w.shape == self.executor.worker.start.shape and 0 <= self.state.arrivals <= len(self.timeline)
         except (KeyError, TypeError, ValueError, AttributeError):
             fits = False
         if not fits:
             raise CheckpointError(NOT_OURS)
-        for callback, key in self._keys():
+        for callback, key in self._named():
             if key in states:
-                with self._naming(callback, "load_state_dict"):
+                with self._naming("callback", callback, "load_state_dict"):
                     callback.load_state_dict(states[key])
-        if stopped:
-            self._stop_here(self.points[-1])
+        if ended:
+            self._end_at(self.points[-1])
         for index, job in pending.items():
             self.executor.submit(index, job)
         for sim_time, training, state in captured:
@@ -181,80 +203,102 @@ class Experiment:
         self._submitted = int(np.searchsorted(self._readable, self.state.arrivals, side="right"))
         return True
 
-    def save(self) -> None:
+    def save(self, rescue: bool = False) -> None:
+        """Write a checkpoint; to the rescue of a run whose callback fails, without the state of one that cannot tell it."""
         assert self.checkpoint is not None
         memories: Memories = {}
+        reads: Reads = {}
         content = {
             "state": pack_state(self.state, memories),
-            "pending": {index: pack_job(job, memories) for index, job in self.executor.pending.items()},
+            "pending": {index: pack_job(job, reads, memories) for index, job in self.executor.pending.items()},
+            "reads": reads,
             "points": [pack_point(point) for point in self.points],
             "captured": [[point.sim_time, point.training, pack_state(point.state, memories)] for point in self.open],
             "tally": asdict(self.tally),
             "wall_seconds": self.wall_seconds(),
-            "stopped": self._stopped is not None,
-            "callbacks": {key: state for callback, key in self._keys() if (state := self._callback_state(callback))},
+            "ended": self._ended,
+            "told": list(self._told),
+            "callbacks": self._callback_states(rescue),
         }
         self.checkpoint.save(self._identity, content, memories)
         self._saved_at = time.monotonic()
         self.call("on_checkpoint")
 
-    def _keys(self) -> list[tuple[Any, str]]:
-        """Callbacks that may have a state, each with a name that a resumed run gives it again."""
+    def _named(self) -> list[tuple[Any, str]]:
+        """Callbacks, each with a name that a resumed run gives it again."""
         named: list[tuple[Any, str]] = []
         for callback in self.fabric._callbacks:
-            if callable(getattr(callback, "state_dict", None)) and callable(getattr(callback, "load_state_dict", None)):
-                kind = f"{type(callback).__module__}.{type(callback).__qualname__}"
-                named.append((callback, f"{kind} {sum(key.startswith(f'{kind} ') for _, key in named)}"))
+            kind = f"{type(callback).__module__}.{type(callback).__qualname__}"
+            named.append((callback, f"{kind} {sum(key.startswith(f'{kind} ') for _, key in named)}"))
         return named
 
-    def _callback_state(self, callback: Any) -> Any:
-        with self._naming(callback, "state_dict"):
-            state = callback.state_dict()
-            refuse_objects(state)
-            return state
+    def _callback_states(self, rescue: bool) -> dict[str, Any]:
+        states = {}
+        for callback, key in self._named():
+            if callable(getattr(callback, "state_dict", None)) and callable(getattr(callback, "load_state_dict", None)):
+                try:
+                    with self._naming("callback", callback, "state_dict"):
+                        states[key] = plain_state(callback.state_dict())
+                except CallbackError:
+                    if not rescue:
+                        raise
+        return {key: state for key, state in states.items() if state}
 
     # -- callbacks ----------------------------------------------------------------------------------------------------
 
     def call(self, hook: str, **about: Any) -> None:
         """Tell every callback; the error of one that fails names it."""
+        self._tell(self.fabric, hook, about)
+
+    def _tell(self, fabric: Fabric, hook: str, about: dict[str, Any]) -> None:
         try:
-            self.fabric.call(hook, experiment=self, **about)
-        except (PersaflError, KeyboardInterrupt):
+            fabric.call(hook, experiment=self, **about)
+        except LET_THROUGH:
             raise
         except BaseException as error:
-            raise CallbackError(f"the callback {culprit(error)} failed in {hook}: {located(error)}") from error
+            who = type(culprit(error)).__name__
+            raise CallbackError(f"the callback {who} failed in {hook}: {located(error)}") from error
+
+    def _only(self, callbacks: Sequence[Any]) -> Fabric:
+        """The run's Fabric with some of its callbacks."""
+        fabric = copy.copy(self.fabric)
+        fabric._callbacks = list(callbacks)
+        return fabric
 
     def tell_error(self, error: BaseException) -> None:
         """Every callback and logger, whatever another one does when it is told."""
-        told: list[Callable[[], None]] = [functools.partial(self.finalize_loggers, "failed")]
+        words: list[Callable[[], None]] = [functools.partial(self.finalize_loggers, "failed")]
         for callback in self.fabric._callbacks:
-            alone = copy.copy(self.fabric)
-            alone._callbacks = [callback]
-            told.append(functools.partial(alone.call, "on_run_error", experiment=self, error=error))
-        for tell in told:
+            words.append(functools.partial(self._tell, self._only([callback]), "on_run_error", {"error": error}))
+        for tell in words:
             try:
                 tell()
-            except Exception as another:
-                print(f"persafl: a callback failed in on_run_error: {located(another)}", file=sys.stderr)
+            except PersaflError as another:
+                print(f"persafl: {another}", file=sys.stderr)
 
     @contextlib.contextmanager
-    def _naming(self, callback: Any, method: str) -> Iterator[None]:
+    def _naming(self, kind: str, who: Any, method: str) -> Iterator[None]:
         try:
             yield
-        except (PersaflError, KeyboardInterrupt):
+        except LET_THROUGH:
             raise
         except BaseException as error:
-            raise CallbackError(f"the callback {type(callback).__name__} failed in {method}: {located(error)}") from error
+            raise CallbackError(f"the {kind} {type(who).__name__} failed in {method}: {located(error)}") from error
 
     def stop(self, point: Point) -> None:
-        """End the run as of this point: its model, memories and counts, whatever has been trained since, are the run's."""
-        if point.captured is None:
-            raise ConfigError("experiment.stop takes the point that on_evaluation was given")
+        """End the run as of this point, which callbacks are being told of: its model, memories and counts are the run's."""
+        if point is not self._telling:
+            raise ConfigError("experiment.stop takes the point that on_evaluation is being told of")
         self._stopped = point
 
-    def _stop_here(self, point: Point) -> None:
+    @property
+    def stopped(self) -> bool:
+        """Whether a callback has asked the run to end."""
+        return self._stopped is not None
+
+    def _end_at(self, point: Point) -> None:
         """Forget what came after the point."""
-        self._stopped = point
+        self._stopped, self._ended = point, True
         if point.captured is not None:
             self.state = point.captured.state
         self.executor.forget_jobs()
@@ -275,22 +319,23 @@ class Experiment:
         self.begin()
         self.call("on_run_start")
         for logger in self.fabric.loggers:
-            with self._naming(logger, "log_hyperparams"):
+            with self._naming("logger", logger, "log_hyperparams"):
                 logger.log_hyperparams(dict(self.settings))
             for point in self.points:  # from before a resume: a logger that was made anew has nothing of them
                 self._log(logger, point)
         try:
             self._walk()
-        except DivergenceError:
+        except (DivergenceError, ModelError):
             self._close_points(wait=True)  # what was captured before counts, whoever has got how far with it
-            raise
+            if not self.stopped:
+                raise
         self._capture_before(math.inf)
-        while self.open and self._stopped is None:
+        while self.open and not self.stopped:
             self.executor.finish(self.open[0].evaluation, self.should_stop)
             self.heed_stop()
             self._close_points(wait=False)
         if self._stopped is not None:
-            self._stop_here(self._stopped)
+            self._end_at(self._stopped)
             self._evaluate_by_all_rules()
 
     def _walk(self) -> None:
@@ -300,10 +345,11 @@ class Experiment:
             while (arrived := self.executor.result(index, self.should_stop)) is None:
                 self.heed_stop()
             loss = self._receive(index, job, *arrived)
+            self.executor.forget(index)
             self._submit_readable()  # before anybody is told: a checkpoint that is written because a callback fails must be whole
             self.call("on_update", job=job, staleness=self.staleness[index], loss=loss)
             self._close_points(wait=False)
-            if self._stopped is not None:
+            if self.stopped:
                 return
             self.heed_stop()
             if self.checkpoint and self._checkpoint_is_due():
@@ -402,7 +448,7 @@ class Experiment:
     def _evaluate(self, state: State, rules: tuple[str, ...]) -> Evaluation:
         read = {"w": state.w}
         slots = {client: state.memory(client) for client in self.evaluated}
-        messages = [Evaluate(client, rules, read, slot.tensors, slot.visit) for client, slot in slots.items()]
+        messages = [Evaluate(client, rules, read, slot.tensors) for client, slot in slots.items()]
         return self.executor.evaluate(messages, state.arrivals, self._trained() if self.measure_gradient else 0)
 
     def _trained(self) -> int:
@@ -411,7 +457,7 @@ class Experiment:
 
     def _close_points(self, wait: bool) -> None:
         """Record the evaluations that are done, in their order."""
-        while self.open and self._stopped is None:
+        while self.open and not self.stopped:
             evaluation = self.open[0].evaluation
             if not (evaluation.done or (wait and self.executor.finish(evaluation, self.should_stop))):
                 return
@@ -424,7 +470,7 @@ class Experiment:
         squared = evaluation.squared_gradient()
         training = captured.training if squared is None else captured.training | {"grad_norm_sq": squared}
         point = Point(captured.sim_time, updates, scores[: self._trained()], training, scores[self._trained() :])
-        self._announce(replace(point, captured=Captured(captured.state, self.build_model) if self.build_model else None))
+        self._announce(replace(point, captured=Captured(captured.state, self.build_model)))
         self.points.append(point)
 
     def _finite_scores(self, evaluation: Evaluation, updates: int) -> tuple[Scores, ...]:
@@ -450,45 +496,71 @@ class Experiment:
             self.heed_stop()
         scores = self._finite_scores(evaluation, last.updates)
         self.points[-1] = replace(last, scores=scores[: self._trained()], held_out=scores[self._trained() :])
+        for logger in self.fabric.loggers:
+            self._log(logger, self.points[-1], last.metrics())
 
     def _announce(self, point: Point) -> None:
+        """Tell loggers and callbacks, but no callback that was told before another one failed and the run was resumed."""
         for logger in self.fabric.loggers:
             self._log(logger, point)
-        self.call("on_evaluation", point=point)
+        already, stop = self._told
+        waiting = [(callback, key) for callback, key in self._named() if key not in already]
+        self._telling, self._stopped = point, point if stop else None
+        try:
+            self._tell(self._only([callback for callback, _ in waiting]), "on_evaluation", {"point": point})
+        except CallbackError as error:
+            failed = [callback is culprit(error.__cause__) for callback, _ in waiting].index(True)
+            self._told = [*already, *(key for _, key in waiting[:failed])], self.stopped
+            raise
+        finally:
+            self._telling = None
+        self._told = [], False
 
     # -- loggers ------------------------------------------------------------------------------------------------------
 
-    def _log(self, logger: Logger, point: Point) -> None:
+    def _log(self, logger: Logger, point: Point, known: Collection[str] = ()) -> None:
         """step = updates; simulated time is a metric, as a Lightning Logger has no other place for it."""
-        metrics = {name: value for name, value in point.metrics().items() if math.isfinite(value)}
-        with self._naming(logger, "log_metrics"):
+        metrics = {name: value for name, value in point.metrics().items() if math.isfinite(value) and name not in known}
+        with self._naming("logger", logger, "log_metrics"):
             logger.log_metrics({"sim_time": point.sim_time, **metrics}, step=point.updates)
             logger.save()
 
     def finalize_loggers(self, status: str) -> None:
+        """Each once, also after one that fails."""
+        failure: CallbackError | None = None
         for logger in self.fabric.loggers:
-            with self._naming(logger, "finalize"):
-                logger.finalize(status)
+            if id(logger) not in self._finalized:
+                self._finalized.add(id(logger))
+                try:
+                    with self._naming("logger", logger, "finalize"):
+                        logger.finalize(status)
+                except CallbackError as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
 
 
-def culprit(error: BaseException) -> str:
+def culprit(error: BaseException | None) -> Any:
     """The callback in which an error was raised: Fabric's loop over them knows it."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
+    for frame, _ in traceback.walk_tb(error.__traceback__ if error else None):
         if frame.f_code is Fabric.call.__code__ and "callback" in frame.f_locals:
-            return type(frame.f_locals["callback"]).__name__
-    return "of this run"
+            return frame.f_locals["callback"]
+    return None
 
 
-def refuse_objects(value: Any, where: str = "state_dict()") -> None:
-    """Checkpoints are read without running code, so they hold tensors and plain values only."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            refuse_objects(part, f"{where}[{key!r}]")
-    elif isinstance(value, (list, tuple)):
-        for index, part in enumerate(value):
-            refuse_objects(part, f"{where}[{index}]")
-    elif not (value is None or isinstance(value, (bool, int, float, str, Tensor))):
-        raise TypeError(f"{where} is a {type(value).__name__}; checkpoints hold tensors, numbers, text, lists and dicts")
+def plain_state(value: Any, where: str = "state_dict()") -> Any:
+    """A callback's state as a checkpoint can hold it, which is read without running code: tensors and plain values only."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if type(value) in (dict, OrderedDict):
+        return {plain_state(key, f"a key of {where}"): plain_state(part, f"{where}[{key!r}]") for key, part in value.items()}
+    if where == "state_dict()":
+        raise TypeError(f"state_dict() must return a dict; got a {type(value).__name__}")
+    if type(value) in (list, tuple):
+        return type(value)(plain_state(part, f"{where}[{index}]") for index, part in enumerate(value))
+    if value is None or type(value) in (bool, int, float, str, Tensor, torch.nn.Parameter):
+        return value
+    raise TypeError(f"{where} is a {type(value).__name__}; checkpoints hold tensors, numbers, text, lists and dicts")
 
 
 def is_finite(vector: Tensor) -> bool:

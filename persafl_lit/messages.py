@@ -3,12 +3,11 @@
 A message is one of `Train`, `Evaluate` and `CostGradient`; its result depends on nothing but the message, so it may be computed
 anywhere, in any order, or twice. Tensors are named: `read` is what the server sends (the shared model `w`, and what a rule adds),
 `memory` what the client kept from its last visit, `sent` what it sends to the server (`delta`, and what an objective adds).
-`separate` and `join` are the one definition of how they travel: through shared memory, through Ray, into checkpoints.
+`separate` and `join` are the one definition of how they travel, through shared memory and through Ray.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,7 +44,6 @@ class Evaluate:
     """Fine-tuning rules by name; the first is the one that all methods are compared by."""
     read: Tensors
     memory: Tensors = field(default_factory=dict)
-    after: int = NO_VISIT
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,6 @@ class CostGradient:
     client: int
     read: Tensors
     memory: Tensors = field(default_factory=dict)
-    after: int = NO_VISIT
 
 
 Message = Train | Evaluate | CostGradient
@@ -95,11 +92,18 @@ def separate(record: T) -> tuple[T, list[Tensor]]:
         if (found := getattr(record, payload, None)) is not None:
             names[payload] = tuple(found)
             tensors += found.values()
-    return (dataclasses.replace(record, **names), tensors) if names else (record, tensors)  # type: ignore[type-var]
+    return (_with(record, names), tensors) if names else (record, tensors)
 
 
 def join(record: T, tensors: Sequence[Tensor]) -> T:
     """Undo `separate`."""
     left = iter(tensors)
     payloads = {name: {key: next(left) for key in keys} for name in PAYLOADS if (keys := getattr(record, name, None)) is not None}
-    return dataclasses.replace(record, **payloads) if payloads else record  # type: ignore[type-var]
+    return _with(record, payloads) if payloads else record
+
+
+def _with(record: T, fields: dict[str, Any]) -> T:
+    """What `dataclasses.replace` does, in a tenth of its time: every update passes here four times."""
+    other = object.__new__(type(record))
+    vars(other).update(vars(record), **fields)
+    return other

@@ -20,7 +20,11 @@ class Sharing:
     """
 
     private: tuple[str, ...] = ("none",)
-    """Parameters that a client keeps: none, all, head (the last layer), or patterns over their names such as ["network.0.*"]."""
+    """Parameters that a client keeps: none, all, head (the last layer), or patterns over their names such as ["*.bias"]."""
+
+    def __post_init__(self) -> None:
+        if not self.private:
+            raise ConfigError("method.private names no parameters; write none to share all of them")
 
     def names(self, backbone: nn.Module) -> frozenset[str]:
         """The private ones among the backbone's trainable parameters."""

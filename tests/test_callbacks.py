@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import csv
 import json
 import logging
 import pathlib
 
 import mlflow
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -219,8 +221,44 @@ def test_only_a_point_that_was_told_can_stop_a_run():
             if experiment.points:
                 experiment.stop(experiment.points[0])
 
-    with pytest.raises(ConfigError, match="takes the point that on_evaluation was given"):
+    with pytest.raises(
+        CallbackError, match="Early failed in on_update: ConfigError: experiment.stop takes the point that on_evaluation is being told of"
+    ):
         run([*QUIET, "method=fedasync"], callbacks=[Early()])
+
+
+def test_a_stop_before_a_divergence_counts_whoever_finds_the_divergence_first():
+    steep = [
+        "tracking.enabled=false",
+        "data=quadratic",
+        "clients=6",
+        "method=fedasync",
+        "eta=1e6",
+        "updates=60",
+        "eval.every=1",
+        "eval.finetune=none",
+    ]
+
+    class Soon:
+        def on_evaluation(self, experiment, point):
+            if point.updates >= 1:
+                experiment.stop(point)
+
+    found = {bits(run([*steep, *executor], callbacks=[Soon()])) for executor in (SERIAL, TWO, ["workers=4"])}
+    assert len(found) == 1
+    with pytest.raises(DivergenceError):
+        run(steep)
+
+
+@pytest.mark.parametrize("executor", [SERIAL, TWO])
+@pytest.mark.parametrize("method", ["fedper", "persafl_me"])
+def test_a_stop_is_not_lost_when_another_callback_fails_at_the_same_point(method, executor):
+    overrides = [*QUIET, f"method={method}", *executor]
+    for points in (1, 3):
+        undisturbed = run(overrides, callbacks=[StopAt(points)])
+        with pytest.raises(CallbackError, match="Raising failed in on_evaluation"):
+            run(overrides, callbacks=[StopAt(points), Raising("on_evaluation", points)])
+        assert bits(run(overrides, callbacks=[StopAt(points)], resume=True)) == bits(undisturbed)
 
 
 # -- failing ----------------------------------------------------------------------------------------------------------
@@ -253,12 +291,49 @@ def test_a_callback_that_fails_is_named_and_nothing_is_lost(hook, count, executo
     assert len(again.of("update")) == 40 - len(witness.of("update")), "no update is trained twice"
 
 
-def test_a_point_at_which_a_callback_failed_is_told_again():
-    first, second = Witness(), Witness()
+class Before(Witness):
+    pass
+
+
+def test_a_point_at_which_a_callback_failed_is_told_again_to_those_who_do_not_know_it():
+    told = {kind: [kind(), kind()] for kind in (Before, Witness)}
     with pytest.raises(CallbackError):
-        run([*QUIET, "method=fedasync"], callbacks=[Raising("on_evaluation", 3), first])
-    result = run([*QUIET, "method=fedasync"], callbacks=[second], resume=True)
-    assert [*first.of("evaluation"), *second.of("evaluation")] == [("evaluation", point.updates) for point in result.points]
+        run([*QUIET, "method=fedasync"], callbacks=[told[Before][0], Raising("on_evaluation", 3), told[Witness][0]])
+    result = run([*QUIET, "method=fedasync"], callbacks=[told[Before][1], told[Witness][1]], resume=True)
+    for first, second in told.values():
+        assert [*first.of("evaluation"), *second.of("evaluation")] == [("evaluation", point.updates) for point in result.points]
+
+
+def test_a_callback_that_fails_while_a_run_diverges_leaves_a_whole_checkpoint():
+    steep = [
+        "tracking.enabled=false",
+        "data=quadratic",
+        "clients=6",
+        "method=fedasync",
+        "eta=1e6",
+        "updates=60",
+        "eval.every=1",
+        "eval.finetune=none",
+    ]
+    for executor in (SERIAL, ["workers=4"]):
+        with pytest.raises(CallbackError):
+            run([*steep, *executor], callbacks=[Raising("on_evaluation", 2)])
+        with pytest.raises(DivergenceError):
+            run([*steep, *executor], resume=True)
+
+
+def test_an_error_of_ours_that_a_callback_raises_is_the_callbacks():
+    """A run within a callback may diverge; the outer run does not, and keeps its checkpoint."""
+
+    class Nested:
+        def on_evaluation(self, point):
+            if point.updates > 5:
+                run([*QUIET, "method=fedasync", "eta=1e12"])
+
+    undisturbed = run([*QUIET, "method=fedasync"])
+    with pytest.raises(CallbackError, match="the callback Nested failed in on_evaluation: DivergenceError: "):
+        run([*QUIET, "method=fedasync"], callbacks=[Nested()])
+    assert bits(run([*QUIET, "method=fedasync"], resume=True)) == bits(undisturbed)
 
 
 def test_a_callback_that_exits_is_an_error_with_its_name():
@@ -270,16 +345,44 @@ def test_a_callback_that_exits_is_an_error_with_its_name():
         run([*QUIET, "method=fedasync"], callbacks=[Leaving()])
 
 
-def test_a_state_that_no_checkpoint_can_hold_is_refused_by_name():
-    class Odd:
-        def state_dict(self):
-            return {"seen": [1, {2}]}
+class Stateful:
+    def __init__(self, state):
+        self.state, self.loaded = state, None
 
-        def load_state_dict(self, state):
-            raise AssertionError
+    def state_dict(self):
+        return self.state
 
-    with pytest.raises(CallbackError, match=r"the callback Odd failed in state_dict: TypeError: state_dict\(\)\['seen'\]\[1\] is a set; checkpoints"):
-        run([*QUIET, "method=fedasync"], callbacks=[Odd()])
+    def load_state_dict(self, state):
+        self.loaded = state
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({"seen": [1, {2}]}, r"state_dict\(\)\['seen'\]\[1\] is a set; checkpoints hold"),
+        ({"counts": collections.defaultdict(int)}, r"state_dict\(\)\['counts'\] is a defaultdict"),
+        ({(1, 2): 3.0, frozenset(): 1}, "a key of state_dict.* is a frozenset"),
+        (torch.ones(2), r"state_dict\(\) must return a dict; got a Tensor"),
+    ],
+)
+def test_a_state_that_no_checkpoint_can_hold_is_refused_by_name_and_nothing_else_is_lost(state, why):
+    undisturbed = run([*QUIET, "method=fedasync"])
+    with pytest.raises(CallbackError, match=f"the callback Stateful failed in state_dict: TypeError: {why}"):
+        run([*QUIET, "method=fedasync"], callbacks=[Stateful(state)])
+    witness = Witness()
+    assert bits(run([*QUIET, "method=fedasync"], callbacks=[witness], resume=True)) == bits(undisturbed)
+    assert len(witness.of("update")) == 34, "it goes on after the sixth update, where the first checkpoint was due"
+
+
+def test_a_state_comes_back_as_it_was():
+    state = {"mean": np.float64(0.5), "count": np.int64(3), "w": torch.arange(3), "deep": [None, ("a", {"b": True})]}
+    witness = Witness()
+    with pytest.raises(Interrupted):
+        run([*QUIET, "method=fedasync"], callbacks=[Stateful(state), witness], should_stop=lambda: len(witness.of("update")) >= 9)
+    again = Stateful({})
+    run([*QUIET, "method=fedasync"], callbacks=[again], resume=True)
+    assert torch.equal(again.loaded.pop("w"), torch.arange(3))
+    assert again.loaded == {"mean": 0.5, "count": 3, "deep": [None, ("a", {"b": True})]}
 
 
 def test_one_callback_that_fails_when_it_is_told_of_an_error_keeps_nobody_else_from_it(capsys):
@@ -287,7 +390,13 @@ def test_one_callback_that_fails_when_it_is_told_of_an_error_keeps_nobody_else_f
     with pytest.raises(DivergenceError):
         run([*QUIET, "method=fedasync", "eta=1e12"], callbacks=[Raising("on_run_error", 1), witness])
     assert witness.said[-1] == ("error", "DivergenceError")
-    assert "a callback failed in on_run_error: ValueError: not today" in capsys.readouterr().err
+    assert "the callback Raising failed in on_run_error: ValueError: not today" in capsys.readouterr().err
+
+
+def test_a_callback_that_fails_at_once_does_not_wait_for_the_store(monkeypatch):
+    monkeypatch.setattr("persafl_lit.tracking.tracker.OPENS_WITHIN", 1e6)  # it would wait for so long
+    with pytest.raises(CallbackError, match="failed in on_run_start"):
+        run([*FAST, "method=fedasync"], callbacks=[Raising("on_run_start", 1)])
 
 
 def test_a_run_whose_callback_fails_is_failed_in_mlflow():
@@ -342,9 +451,30 @@ def test_a_logger_of_a_resumed_run_has_the_whole_curve(tmp_path):
 
 
 class Final(CSVLogger):
+    def __init__(self, folder, fails=False):
+        super().__init__(folder)
+        self.statuses, self.fails = [], fails
+
     def finalize(self, status):
-        self.status = status
+        self.statuses.append(status)
         super().finalize(status)
+        if self.fails:
+            raise OSError("no space left")
+
+
+def test_every_logger_is_finalised_once_also_beside_one_that_fails(tmp_path):
+    loggers = [Final(tmp_path / "a"), Final(tmp_path / "b", fails=True), Final(tmp_path / "c")]
+    with pytest.raises(CallbackError, match="the logger Final failed in finalize: OSError: no space left"):
+        run([*QUIET, "method=fedasync"], loggers=loggers)
+    assert [logger.statuses for logger in loggers] == [["success"]] * 3
+
+
+def test_a_logger_has_the_further_rules_of_a_stopped_run(tmp_path):
+    logger = CSVLogger(tmp_path)
+    result = run([*QUIET, "method=persafl_me", "method.inner_steps=2"], loggers=[logger], callbacks=[StopAt(3)])
+    found = [row["own.accuracy.test"] for row in rows(logger) if row.get("own.accuracy.test")]
+    assert [float(value) for value in found] == [result.summary()["beside"]["own"]["test"]]
+    assert any("a callback ended the run at simulated time 10, after" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(("overrides", "status"), [([], "success"), (["eta=1e12"], "failed")])
@@ -354,7 +484,7 @@ def test_loggers_are_finalised_also_when_a_run_fails(overrides, status, tmp_path
         run([*QUIET, "method=fedasync", *overrides], loggers=[logger])
     except DivergenceError:
         assert status == "failed"
-    assert logger.status == status
+    assert logger.statuses == [status]
     assert status == "failed" or rows(logger)[0]["step"] == "0"
 
 
@@ -363,5 +493,5 @@ def test_a_logger_that_fails_is_named(tmp_path):
         def log_metrics(self, metrics, step=None):
             raise OSError("no space left")
 
-    with pytest.raises(CallbackError, match="the callback Full failed in log_metrics: OSError: no space left"):
+    with pytest.raises(CallbackError, match="the logger Full failed in log_metrics: OSError: no space left"):
         run([*QUIET, "method=fedasync"], loggers=[Full(tmp_path)])

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from persafl_lit import run
+from persafl_lit import compose, run
 from persafl_lit.errors import CheckpointError, ConfigError
-from persafl_lit.executors.transport import fetch, store
+from persafl_lit.executors.transport import Place
 from persafl_lit.messages import Train, Update, join, separate
 from persafl_lit.sharing import Sharing
 from persafl_lit.slots import Slots
@@ -174,12 +174,14 @@ def test_private_parameters_are_found_by_name():
     assert Sharing(("0.*", "head")).names(network) == Sharing(("all",)).names(network) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     network[2].requires_grad_(False)
     assert Sharing(("head",)).names(network) == {"0.weight", "0.bias"}, "frozen parameters are nobody's"
+    with pytest.raises(ConfigError, match="write none to share all of them"):
+        compose(["method.private=[]"])
     with pytest.raises(ConfigError, match=r"method.private='conv.*' matches no parameter; the model has 0.weight, 0.bias"):
         Sharing(("conv*",)).names(network)
 
 
 def test_scaffold_with_private_parameters_is_refused():
-    with pytest.raises(ConfigError, match="scaffold shares the whole model"):
+    with pytest.raises(ConfigError, match="shares the whole model: leave method.private at none"):
         run([*DIGITS, "method=scaffold", "schedule.cohort=3", "method.private=head"])
 
 
@@ -211,15 +213,15 @@ def test_a_record_is_the_same_after_its_journey():
     assert bare.memory == tuple(tensors)
     assert join(bare, parts) == job
     for room in (1024, 128, 0):
-        place = torch.zeros(room, dtype=torch.uint8)
-        found = fetch(store(job, place), place, torch.device("cpu"))
+        place = Place(torch.zeros(room, dtype=torch.uint8))
+        found = place.fetch(place.store(job), torch.device("cpu"))
         assert (found.client, found.visit, found.after) == (3, 4, 2)
         for name, value in tensors.items():
             assert found.memory[name].dtype == value.dtype
             assert torch.equal(found.memory[name], value)
         # The reply is written where the message lies, in another order.
         reply = Update({"delta": found.memory["counts"]}, {"w": found.read["w"], "half": found.memory["half"]}, 0.5, 2)
-        back = fetch(store(reply, place), place, torch.device("cpu"), copy=True)
+        back = place.fetch(place.store(reply), torch.device("cpu"), copy=True)
         assert torch.equal(back.sent["delta"], tensors["counts"])
         assert torch.equal(back.memory["w"], tensors["w"])
         assert torch.equal(back.memory["half"], tensors["half"])

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from persafl_lit.errors import ConfigError, WorkerError, first_line, located
 from persafl_lit.executors.executor import POLL, Executor, Result, Unit, perform, unsendable
-from persafl_lit.executors.transport import Header, pack, unpack
+from persafl_lit.executors.transport import Header, as_bytes, describe, unpack
 from persafl_lit.executors.worker import Worker
 from persafl_lit.memory import keep_freed_memory
 
@@ -44,7 +44,7 @@ class Cluster(Executor):
         if self._started:
             connect(None, lanes, "executor=ray")
         self._name = uuid.uuid4().hex
-        self._parts: dict[int, tuple[Tensor, Any]] = {}
+        self._parts: dict[tuple[int, int], tuple[Tensor, Any]] = {}
         self._calls: dict[Any, Unit] = {}
         try:
             self._work_stored = ray.put(worker.work)
@@ -56,16 +56,16 @@ class Cluster(Executor):
         return len(self._calls) < DEPTH * self.lanes
 
     def _send(self, unit: Unit) -> None:
-        header, parts = pack(unit.message)
+        header, tensors = describe(unit.message)
         # In a list, so that Ray passes the reference: a process unpacks the work once, not once per call.
-        call = _perform.remote(self._name, [self._work_stored], header, *map(self._stored, parts))
+        call = _perform.remote(self._name, [self._work_stored], header, *map(self._stored, map(as_bytes, tensors)))
         self._calls[call] = unit
 
     def _stored(self, part: Tensor) -> Any:
         """A large tensor in the cluster's memory: once, however many jobs read it. A small one travels with the call."""
         if len(part) < SMALL:
             return part.numpy()
-        place = part.data_ptr()
+        place = part.data_ptr(), len(part)
         if place not in self._parts:
             while len(self._parts) >= 4 * DEPTH * self.lanes:
                 del self._parts[next(iter(self._parts))]
@@ -115,8 +115,8 @@ def _perform(name: str, work: list[Any], header: Header, *parts: Any) -> tuple[A
         _workers[name] = Worker(ray.get(work[0]))
     worker = _workers[name]
     result, wall_seconds = perform(worker, unpack(header, map(_writable, parts), worker.device))
-    header, tensors = pack(result)
-    return (header, wall_seconds, *(part.numpy() for part in tensors))
+    header, tensors = describe(result)
+    return (header, wall_seconds, *(as_bytes(tensor).numpy() for tensor in tensors))
 
 
 def _writable(part: Any) -> Tensor:

@@ -88,7 +88,7 @@ class Executor(ABC):
         self.worker = worker
         self.lanes = lanes
         self.pending: dict[int, Train] = {}
-        """Jobs whose update has not been handed over, with what they read: what a checkpoint must keep."""
+        """Jobs whose update has not been applied, with what they read: what a checkpoint must keep."""
         self.wall_training = self.wall_evaluating = 0.0
         self._finished: dict[int, Update | PersaflError] = {}
         self._waiting: list[tuple[int, int, Unit]] = []
@@ -105,7 +105,7 @@ class Executor(ABC):
     def evaluate(self, messages: Sequence[Evaluate], arrivals: int, gradients: int = 0) -> Evaluation:
         """Fine-tune-then-evaluate: not before the next few updates, so that it fills gaps, but soon after them."""
         evaluation = Evaluation([message.client for message in messages], messages[0].rules, gradients)
-        costs = [CostGradient(message.client, message.read, message.memory, message.after) for message in messages[:gradients]]
+        costs = [CostGradient(message.client, message.read, message.memory) for message in messages[:gradients]]
         units: list[Message] = [*messages, *costs]
         for unit in units:
             self._queue(arrivals + 2 * self.lanes, Unit(None, evaluation, unit))
@@ -126,7 +126,11 @@ class Executor(ABC):
         self._work(lambda: index in self._finished, give_up)
         if index not in self._finished:
             return None
-        return self.pending.pop(index), self._finished.pop(index)
+        return self.pending[index], self._finished.pop(index)
+
+    def forget(self, index: int) -> None:
+        """The update of job `index` has been applied: no checkpoint needs what it read."""
+        del self.pending[index]
 
     def finish(self, evaluation: Evaluation, give_up: Callable[[], bool] = lambda: False) -> bool:
         """Wait for an evaluation; False if the wait was given up."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from persafl_lit.errors import ConfigError, WorkerError
 from persafl_lit.executors.executor import POLL, Executor, Result, Unit, perform, unsendable
-from persafl_lit.executors.transport import fetch, store
+from persafl_lit.executors.transport import Place
 from persafl_lit.executors.worker import ALIGNED, Work, Worker
 from persafl_lit.memory import keep_freed_memory
 
@@ -34,8 +34,9 @@ class Lane:
 
     process: BaseProcess
     pipe: connection.Connection
-    places: Tensor
-    """(DEPTH, bytes): the tensors of a message, replaced by those of its result."""
+    memory: Tensor
+    """(DEPTH, bytes), shared with the process: the tensors of a message, replaced by those of its result."""
+    places: Sequence[Place]
     units: dict[int, Unit] = field(default_factory=dict)
 
 
@@ -51,18 +52,18 @@ class Processes(Executor):
         self._context = get_context(start or ("fork" if sys.platform == "linux" and worker.device.type == "cpu" else "spawn"))
         room = -(-worker.room // ALIGNED) * ALIGNED
         _check_shared_memory(lanes * DEPTH * room)
-        places = [torch.empty((DEPTH, room), dtype=torch.uint8).share_memory_() for _ in range(lanes)]
+        memories = [torch.empty((DEPTH, room), dtype=torch.uint8).share_memory_() for _ in range(lanes)]
         self._lanes: list[Lane] = []
-        for place in places:
-            self._lanes.append(self._start(place))
+        for memory in memories:
+            self._lanes.append(self._start(memory))
 
-    def _start(self, places: Tensor) -> Lane:
+    def _start(self, memory: Tensor) -> Lane:
         ours, theirs = self._context.Pipe()
         forked = self._context.get_start_method() == "fork"
         source = self.worker if forked else self.worker.work
         # A forked process has our ends of all pipes, too: it must close them, or nobody would see the end of this process.
         inherited = [ours, *(lane.pipe for lane in self._lanes)] if forked else []
-        process = self._context.Process(target=_serve, args=(source, theirs, places, inherited), daemon=True)  # type: ignore[attr-defined]
+        process = self._context.Process(target=_serve, args=(source, theirs, memory, inherited), daemon=True)  # type: ignore[attr-defined]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads: a worker touches none of them
             try:
@@ -78,8 +79,8 @@ class Processes(Executor):
             process.join()
             ours.close()
             self._context = get_context("spawn")
-            return self._start(places)
-        return Lane(process, ours, places)
+            return self._start(memory)
+        return Lane(process, ours, memory, [Place(part) for part in memory])
 
     def _free(self) -> bool:
         return min(len(lane.units) for lane in self._lanes) < DEPTH
@@ -89,7 +90,7 @@ class Processes(Executor):
         place = next(place for place in range(DEPTH) if place not in lane.units)
         lane.units[place] = unit
         try:
-            lane.pipe.send((place, store(unit.message, lane.places[place])))
+            lane.pipe.send((place, lane.places[place].store(unit.message)))
         except OSError:
             self._replace(lane)
 
@@ -102,7 +103,7 @@ class Processes(Executor):
             except (EOFError, OSError):
                 self._replace(lane)
                 continue
-            yield lane.units.pop(place), fetch(header, lane.places[place], self.worker.device, copy=True), wall_seconds
+            yield lane.units.pop(place), lane.places[place].fetch(header, self.worker.device, copy=True), wall_seconds
 
     def _replace(self, lane: Lane) -> None:
         """A worker process is gone: say so, start another and give it the same units."""
@@ -117,7 +118,7 @@ class Processes(Executor):
                     "Fewer workers need less, and executor=serial shows where it happens"
                 )
         print(f"persafl: worker process {lane.process.pid} is gone ({cause}); another one does its work again", file=sys.stderr)
-        self._lanes[self._lanes.index(lane)] = self._start(lane.places)
+        self._lanes[self._lanes.index(lane)] = self._start(lane.memory)
         for unit in lost:
             self._send(unit._replace(attempts=unit.attempts + 1))
 
@@ -145,7 +146,7 @@ def _autograd_works() -> bool:
     return True
 
 
-def _serve(source: Worker | Work, pipe: connection.Connection, places: Tensor, inherited: Sequence[connection.Connection]) -> None:
+def _serve(source: Worker | Work, pipe: connection.Connection, memory: Tensor, inherited: Sequence[connection.Connection]) -> None:
     """The life of a worker process: until the pipe closes, because the run is over or its process is gone."""
     for end in inherited:
         end.close()
@@ -162,11 +163,12 @@ def _serve(source: Worker | Work, pipe: connection.Connection, places: Tensor, i
         worker = source
     else:
         worker = Worker(source)
+    places = [Place(part) for part in memory]
     try:
         while True:
             place, header = pipe.recv()
-            result, wall_seconds = perform(worker, fetch(header, places[place], worker.device))
-            pipe.send((place, store(result, places[place]), wall_seconds))
+            result, wall_seconds = perform(worker, places[place].fetch(header, worker.device))
+            pipe.send((place, places[place].store(result), wall_seconds))
     except (EOFError, OSError):
         os._exit(0)
 

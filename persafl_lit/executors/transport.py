@@ -1,8 +1,8 @@
-"""How messages and results travel between processes: a small header, and the bytes of the tensors beside it."""
+"""How messages and results travel between processes: a small header, and the tensors beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,63 +11,81 @@ from torch import Tensor
 from persafl_lit.executors.worker import ALIGNED
 from persafl_lit.messages import join, separate
 
+Kinds = tuple[tuple[str, tuple[int, ...]], ...]
+"""Type and shape of each tensor."""
+DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
 
 class Header(NamedTuple):
-    """A record with names instead of tensors, and what it takes to make tensors of bytes."""
+    """A record with names instead of tensors, and what it takes to find these."""
 
     record: Any
-    kinds: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+    kinds: Kinds
     late: tuple[bytes | None, ...] = ()
     """Tensors that found no room in shared memory, in the header itself."""
 
 
-def pack(record: Any) -> tuple[Header, list[Tensor]]:
-    """The header, and each tensor as bytes."""
+def describe(record: Any) -> tuple[Header, list[Tensor]]:
+    """The header, and the tensors that go with it."""
     bare, tensors = separate(record)
-    kinds = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
-    return Header(bare, kinds), [tensor.detach().cpu().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+    return Header(bare, tuple((NAMES[tensor.dtype], tuple(tensor.shape)) for tensor in tensors)), tensors
 
 
-def unpack(header: Header, parts: Iterable[Tensor], device: torch.device, copy: bool = False) -> Any:
-    """Undo `pack`. On a CPU the tensors are views of the parts, unless a copy is asked for."""
-    found = zip(parts, header.kinds, strict=True)
-    return join(header.record, [_tensor(part, dtype, shape).to(device, copy=copy) for part, (dtype, shape) in found])
+class Place:
+    """A piece of memory that two processes share, for the tensors of one message and then of its result."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self._memory = memory
+        self._views: dict[Kinds, list[Tensor | None]] = {}
+
+    def store(self, record: Any) -> Header:
+        """Write a record's tensors; returns what must be sent beside them."""
+        header, tensors = describe(record)
+        storage = self._memory.untyped_storage().data_ptr()
+        # A job may send back what it was given, a view of this very place: it must not be overwritten while it is written.
+        tensors = [tensor.clone() if tensor.untyped_storage().data_ptr() == storage else tensor for tensor in tensors]
+        views = self._views_of(header.kinds)
+        for view, tensor in zip(views, tensors, strict=True):
+            if view is not None:
+                view.copy_(tensor)
+        if None not in views:
+            return header
+        return header._replace(late=tuple(as_bytes(t).numpy().tobytes() if v is None else None for v, t in zip(views, tensors, strict=True)))
+
+    def fetch(self, header: Header, device: torch.device, copy: bool = False) -> Any:
+        """The record whose tensors lie here: views of this place on a CPU, unless a copy is asked for."""
+        late = header.late or (None,) * len(header.kinds)
+        tensors = []
+        for view, kind, given in zip(self._views_of(header.kinds), header.kinds, late, strict=True):
+            found = from_bytes(torch.frombuffer(bytearray(given or b"\0"), dtype=torch.uint8), kind) if view is None else view
+            tensors.append(found.to(device, copy=copy))
+        return join(header.record, tensors)
+
+    def _views_of(self, kinds: Kinds) -> list[Tensor | None]:
+        """One after the other, as far as there is room; the same kinds always lie in the same places."""
+        if kinds not in self._views:
+            views: list[Tensor | None] = []
+            start = 0
+            for dtype, shape in kinds:
+                size = DTYPES[dtype].itemsize * torch.Size(shape).numel()
+                fits = start + size <= len(self._memory)
+                views.append(from_bytes(self._memory[start : start + size], (dtype, shape)) if fits else None)
+                start += -(-size // ALIGNED) * ALIGNED if fits else 0
+            self._views[kinds] = views
+        return self._views[kinds]
 
 
-def _tensor(part: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Bytes as what they were; no bytes may have strides that cannot be viewed."""
-    return part.view(dtype).view(shape) if len(part) else torch.empty(shape, dtype=dtype)
+def as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 
-def store(record: Any, place: Tensor) -> Header:
-    """Write a record's tensors into a place of shared memory; returns what must be sent beside it."""
-    header, parts = pack(record)
-    storage = place.untyped_storage().data_ptr()
-    # What is still a view of the place, because a job has sent back what it was given, must not be overwritten while it is written.
-    parts = [part.clone() if part.untyped_storage().data_ptr() == storage else part for part in parts]
-    late: list[bytes | None] = []
-    for part, slot in zip(parts, _slots(place, [len(part) for part in parts]), strict=True):
-        if slot is not None:
-            slot.copy_(part)
-        late.append(part.numpy().tobytes() if slot is None else None)
-    return header._replace(late=tuple(late)) if any(part is not None for part in late) else header
+def from_bytes(part: Tensor, kind: tuple[str, tuple[int, ...]]) -> Tensor:
+    """A view; of no bytes, whose strides cannot always be viewed, a tensor without values."""
+    dtype, shape = DTYPES[kind[0]], kind[1]
+    return part.view(dtype).view(shape) if torch.Size(shape).numel() else torch.empty(shape, dtype=dtype)
 
 
-def fetch(header: Header, place: Tensor, device: torch.device, copy: bool = False) -> Any:
-    """The record whose tensors lie in a place, as views of it or copies."""
-    sizes = [dtype.itemsize * torch.Size(shape).numel() for dtype, shape in header.kinds]
-    slots = _slots(place, sizes)
-    late = header.late or (None,) * len(sizes)
-    parts = [torch.frombuffer(bytearray(given), dtype=torch.uint8) if given else slot for slot, given in zip(slots, late, strict=True)]
-    return unpack(header, parts, device, copy)  # type: ignore[arg-type]
-
-
-def _slots(place: Tensor, sizes: Sequence[int]) -> list[Tensor | None]:
-    """One after the other, as far as there is room."""
-    slots: list[Tensor | None] = []
-    start = 0
-    for size in sizes:
-        fits = start + size <= len(place)
-        slots.append(place[start : start + size] if fits else None)
-        start += -(-size // ALIGNED) * ALIGNED if fits else 0
-    return slots
+def unpack(header: Header, parts: Iterable[Tensor], device: torch.device) -> Any:
+    """The record whose tensors came as bytes."""
+    return join(header.record, [from_bytes(part, kind).to(device) for part, kind in zip(parts, header.kinds, strict=True)])

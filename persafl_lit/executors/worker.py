@@ -64,7 +64,7 @@ class Worker:
         backbone = work.backbone.to(self.device, self.dtype)
         private = work.sharing.names(backbone)
         if private and work.objective.keeps:
-            raise ConfigError("scaffold shares the whole model, so that its control variates fit: leave method.private at none")
+            raise ConfigError("an objective that keeps vectors of the model's size (scaffold) shares the whole model: leave method.private at none")
         choices: Any = {"private": private, "derivatives": work.derivatives}
         self.module = ClientModule(backbone, work.objective, work.eta, work.federation.smoothness, work.clip, **choices)
         self.module.flatten()

@@ -81,7 +81,7 @@ class Tracker:
 
     def state_dict(self) -> dict[str, Any]:
         """The run's id. A checkpoint waits for a store that is being opened, but not for one that hangs."""
-        while not self._opened.wait(0.1) and self._is_worth_waiting(self._opens_until):
+        while self._thread.ident and not self._opened.wait(0.1) and self._is_worth_waiting(self._opens_until):
             pass
         return {"run_id": self._run_id} if self._run_id else {}
 
