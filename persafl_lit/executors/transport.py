@@ -37,14 +37,14 @@ class Place:
 
     def __init__(self, memory: Tensor) -> None:
         self._memory = memory
+        self._addresses = range(memory.data_ptr(), memory.data_ptr() + len(memory))
         self._views: dict[Kinds, list[Tensor | None]] = {}
 
     def store(self, record: Any) -> Header:
         """Write a record's tensors; returns what must be sent beside them."""
         header, tensors = describe(record)
-        storage = self._memory.untyped_storage().data_ptr()
         # A job may send back what it was given, a view of this very place: it must not be overwritten while it is written.
-        tensors = [tensor.clone() if tensor.untyped_storage().data_ptr() == storage else tensor for tensor in tensors]
+        tensors = [tensor.clone() if tensor.data_ptr() in self._addresses else tensor for tensor in tensors]
         views = self._views_of(header.kinds)
         for view, tensor in zip(views, tensors, strict=True):
             if view is not None:
