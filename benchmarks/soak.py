@@ -1,4 +1,4 @@
-"""A long run of a small model: does memory stay flat? `python -m benchmarks.soak [UPDATES]`, in a folder of its own.
+"""A long run of a small model: does memory stay flat? `python -m benchmarks.soak [UPDATES [METHOD]]`, in a folder of its own.
 
 Memory is the resident memory of the run's process and of its workers, every hundredth of the run; its slope is a straight line
 fitted to all but the first fifth, when caches fill.
@@ -20,7 +20,7 @@ import numpy as np
 from persafl_lit import compose, run
 from persafl_lit.experiment import Experiment
 
-SMALL = ["model=logistic", "clients=5", "local_steps=1", "batch_size=8", "method=fedasync", "workers=2"]
+SMALL = ["model=logistic", "clients=5", "local_steps=1", "batch_size=8", "workers=2"]
 POINTS = 200
 
 
@@ -58,8 +58,8 @@ def _slope(updates: np.ndarray, megabytes: np.ndarray) -> float:
     return float(np.polyfit(updates[late] / 10_000, megabytes[late], 1)[0])
 
 
-def soak(updates: int) -> dict[str, Any]:
-    overrides = [*SMALL, f"updates={updates}"]
+def soak(updates: int, method: str) -> dict[str, Any]:
+    overrides = [*SMALL, f"method={method}", f"updates={updates}"]
     horizon = compose(overrides).timeline(5).horizon
     watch, start = Watch(updates), time.monotonic()
     result = run([*overrides, f"eval.every={horizon / POINTS}", "checkpoint.every=1000"], callbacks=[watch])
@@ -82,7 +82,7 @@ def main() -> None:
     updates = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        print(json.dumps(soak(updates), indent=2))
+        print(json.dumps(soak(updates, sys.argv[2] if len(sys.argv) > 2 else "fedasync"), indent=2))
 
 
 if __name__ == "__main__":
