@@ -60,7 +60,10 @@ _numbers = itertools.count()
 def outputs(folder: Path) -> tuple[Path, Path]:
     """Files for what a process says, each process its own."""
     number = next(_numbers)
-    return folder / f"{number}.stdout", folder / f"{number}.stderr"
+    files = folder / f"{number}.stdout", folder / f"{number}.stderr"
+    for file in files:
+        file.touch()  # a process may be killed before it opens them
+    return files
 
 
 class Nursery:
