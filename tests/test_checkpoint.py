@@ -139,6 +139,17 @@ def test_a_sound_file_with_other_content_is_refused():
     assert run(OVERRIDES, resume=True).points[-1].updates == 40
 
 
+def test_a_checkpoint_of_an_earlier_version_is_refused_with_a_way_out(capsys):
+    """The hash of a config is as in 0.1, so that its checkpoints are found, and told what they are."""
+    newest, previous = two_checkpoints()
+    previous.unlink()
+    newest.write_bytes(saved({"format": 4, "identity": "x", "state": {}}))
+    assert main(["run", *OVERRIDES, "--resume"]) == 2
+    said = capsys.readouterr().err
+    assert "an earlier one, and cannot be continued by this one; finish the run with that version, or run without --resume" in said
+    assert said.count("\n") == 1
+
+
 # -- when -------------------------------------------------------------------------------------------------------------
 
 

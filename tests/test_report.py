@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import html
 import json
 import math
 import re
+import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
@@ -31,6 +33,7 @@ from persafl_lit.report.record import Record
 from persafl_lit.report.rows import facts, summary_rows
 from persafl_lit.report.schedules import beginning, concurrency, staleness_shares
 from persafl_lit.report.tables import Table, bytes_text, markdown_text, with_spread
+from persafl_lit.settings import ADDED
 from persafl_lit.timeline import Activity, Timeline
 from persafl_lit.timeline.jobs import jobs_to_timeline
 from persafl_lit.tracking import store_uri
@@ -763,3 +766,37 @@ def test_the_command_reports_tracked_runs_and_keeps_the_report_with_them(tmp_pat
     (tmp_path / "file").write_text("")
     assert main(["report", "few", "--out", str(tmp_path / "file")]) == 2
     assert "cannot write the report" in capsys.readouterr().err
+
+
+def test_runs_of_0_1_are_reported_together_with_todays(tmp_path, capsys):
+    """A store as 0.1 left it: without the keys that came later, and with the rule that `local` had."""
+    common = [
+        "tracking.experiment=old",
+        "tracking.model=false",
+        "tracking.figures=false",
+        "executor=serial",
+        "model=logistic",
+        "clients=6",
+        "updates=12",
+    ]
+    old = [persafl_lit.run([*common, "method=fedasync"]), persafl_lit.run([*common, "method=local"])]
+    persafl_lit.run([*common, "method=fedasync", "seed=1"])
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as store, store:
+        for run_id in (result.run_id for result in old):
+            gone = [(run_id, key) for key in ADDED]
+            assert store.executemany("delete from params where run_uuid = ? and key = ?", gone).rowcount == len(ADDED)
+        store.execute("update params set value = 'separate' where run_uuid = ? and key = 'method.rule'", (old[1].run_id,))
+    for file in (tmp_path / "mlruns").rglob("results.json"):
+        content = json.loads(file.read_text())
+        if content["summary"]["run_id"] in {result.run_id for result in old}:
+            config = content["summary"]["config"]
+            del config["derivatives"], config["delays"]["per_gradient"], config["method"]["private"]
+            config["method"] |= {"rule": "separate"} if config["method"]["name"] == "local" else {}
+            file.write_text(json.dumps(content))
+    records = Store(store_uri(None)).records("old")
+    assert len(records) == 3
+    (task,) = tasks_of(records)
+    (fedasync,) = [trial for trial in task.chosen if trial.method == "fedasync"]
+    assert len(fedasync.runs) == 2, "two seeds of one setting, whatever version made them"
+    assert main(["report", "old"]) == 0
+    assert "3 runs of old" in capsys.readouterr().out

@@ -257,3 +257,21 @@ def test_a_config_around_a_model_names_it_in_its_values():
     named = compose().with_model("package.Net", {})
     assert named.values["model"] == named.model == {"name": "custom", "path": "package.Net", "args": {}}
     assert named.hash() != compose().hash()
+
+
+HASHES_OF_0_1 = {
+    "method=fedasync": "90c0bc85a1674f8c",
+    "method=scaffold": "710c49f225e37dfe",
+    "data=quadratic": "38f24965c3ad642b",
+    "delays=pareto": "78cc98fa92ea0f81",
+    "schedule=drawn": "dc9040d2cff6da25",
+    "experiment=paper_mnist": "bb1d82ff8f3be8a9",
+}
+
+
+@pytest.mark.parametrize("override", HASHES_OF_0_1)
+def test_a_config_has_the_hash_that_it_had_in_0_1(override):
+    """So finished trials of a sweep stay finished; a key that came later counts once it is not at its default."""
+    assert compose([override]).hash() == HASHES_OF_0_1[override]
+    for changed in ("derivatives=autograd", "method.private=head"):
+        assert compose([override, changed]).hash() != HASHES_OF_0_1[override]
