@@ -224,3 +224,11 @@ def test_bad_input_leaves_no_files(tmp_path):
     done = persafl("run", "eta=-1", "--save-model", "m.pt", cwd=tmp_path)
     assert done.returncode == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_says_whose_model_was_evaluated(capsys):
+    common = ["run", "tracking.enabled=false", "checkpoint.every=0", "model=logistic", "clients=4", "updates=4"]
+    assert main([*common, "method=fedper"]) == 0
+    assert "each client's own model, not fine-tuned" in capsys.readouterr().out
+    assert main([*common, "method=fedasync"]) == 0
+    assert "shared model, not fine-tuned" in capsys.readouterr().out

@@ -92,15 +92,17 @@ def _print_result(result: Result, summary: dict[str, Any]) -> None:
 
     table = Table(title=f"{summary['method']}, seed {summary['seed']}", show_header=False, title_justify="left")
     accuracy = summary["accuracy"]
+    own = set(result.config.method["private"]) != {"none"}
+    before = "each client's own model" if own else "shared model"
     if accuracy["test"] is not None:
         table.add_row("personalised test accuracy", f"{accuracy['test']:.4f} +- {accuracy['std']:.4f} over clients")
         table.add_row("worst decile of clients", f"{accuracy['worst_decile']:.4f}")
         table.add_row("personalised validation accuracy", f"{accuracy['val']:.4f}")
-        table.add_row("shared model, not fine-tuned", f"{accuracy['global']:.4f}")
+        table.add_row(f"{before}, not fine-tuned", f"{accuracy['global']:.4f}")
         for rule, values in summary["beside"].items():
             name = "the method's own fine-tuning" if rule == "own" else f"fine-tuning by {rule}"
             table.add_row(f"personalised test accuracy, {name}", f"{values['test']:.4f}")
-    table.add_row("test loss, personalised / shared", f"{summary['loss']['test']:.6g} / {summary['loss']['global']:.6g}")
+    table.add_row(f"test loss, personalised / {'own' if own else 'shared'}", f"{summary['loss']['test']:.6g} / {summary['loss']['global']:.6g}")
     table.add_row("updates by simulated time", f"{summary['updates']} by {summary['sim_time']:.4g}")
     table.add_row("staleness, mean / max", f"{summary['staleness']['mean']:.2f} / {summary['staleness']['max']}")
     table.add_row("share of active clients", f"{summary['concurrency']:.2f}")
