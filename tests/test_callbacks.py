@@ -19,10 +19,21 @@ import persafl_lit
 from persafl_lit import run
 from persafl_lit.errors import CallbackError, ConfigError, DivergenceError, Interrupted
 from persafl_lit.tracking import store_uri
+from tests.faults.nursery import Patience
 
 FAST = ["clients=6", "updates=40", "local_steps=2", "model=mlp", "model.hidden=[8]", "model.dropout=0.2", "eval.every=5", "checkpoint.every=6"]
 QUIET = [*FAST, "tracking.enabled=false"]
 SERIAL, TWO = ["executor=serial"], ["workers=2"]
+STEEP = [
+    "tracking.enabled=false",
+    "data=quadratic",
+    "clients=6",
+    "method=fedasync",
+    "eta=1e6",
+    "updates=60",
+    "eval.every=1",
+    "eval.finetune=none",
+]
 
 
 def bits(result):
@@ -146,28 +157,10 @@ def test_the_model_of_a_point_is_the_one_that_was_evaluated(method, executor):
 # -- stopping early ---------------------------------------------------------------------------------------------------
 
 
-class StopAt:
-    """Ends the run at its n-th evaluation, which it counts itself, also over a resume."""
-
-    def __init__(self, points):
-        self.left = points
-
-    def on_evaluation(self, experiment, point):
-        self.left -= 1
-        if self.left == 0:
-            experiment.stop(point)
-
-    def state_dict(self):
-        return {"left": self.left}
-
-    def load_state_dict(self, state):
-        self.left = state["left"]
-
-
 @pytest.mark.parametrize("method", ["fedasync", "persafl_me", "fedper", "fedbuff"])
 def test_a_run_stopped_early_is_the_run_up_to_that_point_whatever_the_number_of_workers(method):
     overrides = [*QUIET, f"method={method}"]
-    serial, two = [run([*overrides, *executor], callbacks=[StopAt(4)]) for executor in (SERIAL, TWO)]
+    serial, two = [run([*overrides, *executor], callbacks=[Patience(4)]) for executor in (SERIAL, TWO)]
     assert bits(serial) == bits(two)
     assert len(serial.points) == 4
     updates = serial.summary()["updates"]
@@ -186,27 +179,27 @@ def test_a_run_stopped_early_is_the_run_up_to_that_point_whatever_the_number_of_
 @pytest.mark.parametrize("executor", [SERIAL, TWO])
 def test_a_stopped_run_that_was_interrupted_and_resumed_is_the_same(executor):
     overrides = [*QUIET, "method=fedper", *executor]
-    undisturbed = run(overrides, callbacks=[StopAt(5)])
+    undisturbed = run(overrides, callbacks=[Patience(5)])
     for pauses in ((9,), (3, 4), (12,)):
         for updates in pauses:
             witness = Witness()
             with pytest.raises(Interrupted):
-                run(overrides, callbacks=[StopAt(5), witness], resume=True, should_stop=lambda n=updates, w=witness: len(w.of("update")) >= n)
-        assert bits(run(overrides, callbacks=[StopAt(5)], resume=True)) == bits(undisturbed)
+                run(overrides, callbacks=[Patience(5), witness], resume=True, should_stop=lambda n=updates, w=witness: len(w.of("update")) >= n)
+        assert bits(run(overrides, callbacks=[Patience(5)], resume=True)) == bits(undisturbed)
 
 
 def test_an_interruption_after_the_stop_goes_on_from_there():
     """Ctrl-C while the last point is evaluated by further rules."""
-    stop = StopAt(3)
+    stop = Patience(3)
     overrides = [*QUIET, "method=persafl_me", "method.inner_steps=2"]
-    undisturbed = run(overrides, callbacks=[StopAt(3)])
+    undisturbed = run(overrides, callbacks=[Patience(3)])
     with pytest.raises(Interrupted):
         run(overrides, callbacks=[stop], should_stop=lambda: stop.left == 0)
-    assert bits(run(overrides, callbacks=[StopAt(3)], resume=True)) == bits(undisturbed)
+    assert bits(run(overrides, callbacks=[Patience(3)], resume=True)) == bits(undisturbed)
 
 
 def test_a_stopped_run_is_finished_in_mlflow_with_the_metrics_of_its_last_point():
-    result = run([*FAST, "method=persafl_me", "method.inner_steps=2"], callbacks=[StopAt(3)])
+    result = run([*FAST, "method=persafl_me", "method.inner_steps=2"], callbacks=[Patience(3)])
     client = mlflow.MlflowClient(store_uri(None))
     assert client.get_run(result.run_id).info.status == "FINISHED"
     history = [(metric.step, metric.value) for metric in client.get_metric_history(result.run_id, "accuracy.test")]
@@ -228,26 +221,16 @@ def test_only_a_point_that_was_told_can_stop_a_run():
 
 
 def test_a_stop_before_a_divergence_counts_whoever_finds_the_divergence_first():
-    steep = [
-        "tracking.enabled=false",
-        "data=quadratic",
-        "clients=6",
-        "method=fedasync",
-        "eta=1e6",
-        "updates=60",
-        "eval.every=1",
-        "eval.finetune=none",
-    ]
 
     class Soon:
         def on_evaluation(self, experiment, point):
             if point.updates >= 1:
                 experiment.stop(point)
 
-    found = {bits(run([*steep, *executor], callbacks=[Soon()])) for executor in (SERIAL, TWO, ["workers=4"])}
+    found = {bits(run([*STEEP, *executor], callbacks=[Soon()])) for executor in (SERIAL, TWO, ["workers=4"])}
     assert len(found) == 1
     with pytest.raises(DivergenceError):
-        run(steep)
+        run(STEEP)
 
 
 @pytest.mark.parametrize("executor", [SERIAL, TWO])
@@ -255,10 +238,10 @@ def test_a_stop_before_a_divergence_counts_whoever_finds_the_divergence_first():
 def test_a_stop_is_not_lost_when_another_callback_fails_at_the_same_point(method, executor):
     overrides = [*QUIET, f"method={method}", *executor]
     for points in (1, 3):
-        undisturbed = run(overrides, callbacks=[StopAt(points)])
+        undisturbed = run(overrides, callbacks=[Patience(points)])
         with pytest.raises(CallbackError, match="Raising failed in on_evaluation"):
-            run(overrides, callbacks=[StopAt(points), Raising("on_evaluation", points)])
-        assert bits(run(overrides, callbacks=[StopAt(points)], resume=True)) == bits(undisturbed)
+            run(overrides, callbacks=[Patience(points), Raising("on_evaluation", points)])
+        assert bits(run(overrides, callbacks=[Patience(points)], resume=True)) == bits(undisturbed)
 
 
 # -- failing ----------------------------------------------------------------------------------------------------------
@@ -305,21 +288,11 @@ def test_a_point_at_which_a_callback_failed_is_told_again_to_those_who_do_not_kn
 
 
 def test_a_callback_that_fails_while_a_run_diverges_leaves_a_whole_checkpoint():
-    steep = [
-        "tracking.enabled=false",
-        "data=quadratic",
-        "clients=6",
-        "method=fedasync",
-        "eta=1e6",
-        "updates=60",
-        "eval.every=1",
-        "eval.finetune=none",
-    ]
     for executor in (SERIAL, ["workers=4"]):
         with pytest.raises(CallbackError):
-            run([*steep, *executor], callbacks=[Raising("on_evaluation", 2)])
+            run([*STEEP, *executor], callbacks=[Raising("on_evaluation", 2)])
         with pytest.raises(DivergenceError):
-            run([*steep, *executor], resume=True)
+            run([*STEEP, *executor], resume=True)
 
 
 def test_an_error_of_ours_that_a_callback_raises_is_the_callbacks():
@@ -471,7 +444,7 @@ def test_every_logger_is_finalised_once_also_beside_one_that_fails(tmp_path):
 
 def test_a_logger_has_the_further_rules_of_a_stopped_run(tmp_path):
     logger = CSVLogger(tmp_path)
-    result = run([*QUIET, "method=persafl_me", "method.inner_steps=2"], loggers=[logger], callbacks=[StopAt(3)])
+    result = run([*QUIET, "method=persafl_me", "method.inner_steps=2"], loggers=[logger], callbacks=[Patience(3)])
     found = [row["own.accuracy.test"] for row in rows(logger) if row.get("own.accuracy.test")]
     assert [float(value) for value in found] == [result.summary()["beside"]["own"]["test"]]
     assert any("a callback ended the run at simulated time 10, after" in note for note in result.notes)
