@@ -28,7 +28,7 @@ from rich.table import Table
 
 from benchmarks.tight import evaluations_per_second
 from persafl_lit import Callback, run
-from persafl_lit.experiment import Experiment
+from persafl_lit.listeners import Listeners
 from persafl_lit.timeline import Asynchronous, Setting
 from persafl_lit.timeline.delays import Exponential
 
@@ -203,8 +203,8 @@ def hooks() -> dict[str, Any]:
         nonlocal spent
         spent = 0.0
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-            for name in ("call", "_log"):
-                patch.setattr(Experiment, name, timed(getattr(Experiment, name)))
+            for name in ("tell", "log"):
+                patch.setattr(Listeners, name, timed(getattr(Listeners, name)))
             result = run([*MNIST, "method=fedasync", "tracking.enabled=false"], callbacks=[Callback(), Callback()], loggers=[CSVLogger(folder)])
         return spent / result.wall_seconds
 

@@ -216,7 +216,7 @@ def _told(experiment: Experiment) -> Iterator[None]:
     """However the run ends, callbacks and loggers are told. What fails in a callback of the user's costs nothing: the state is kept."""
     try:
         yield
-        experiment.finalize_loggers("success")
+        experiment.listeners.finalize("success")
     except BaseException as error:
         if isinstance(error, CallbackError) and experiment.checkpoint is not None:
             with contextlib.suppress(PersaflError):

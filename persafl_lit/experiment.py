@@ -3,17 +3,12 @@ of simulated time."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import functools
 import hashlib
 import json
 import math
 import sys
 import time
-import traceback
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +27,10 @@ from persafl_lit.errors import (
     Interrupted,
     ModelError,
     PersaflError,
-    TrackingError,
-    located,
 )
 from persafl_lit.evaluate import Captured, Point, Scores
 from persafl_lit.executors import Evaluation, Executor
+from persafl_lit.listeners import Listeners, culprit
 from persafl_lit.messages import Evaluate, Tensors, Train, Update
 from persafl_lit.server import Rule, Slot, State
 from persafl_lit.streams import rng
@@ -44,11 +38,8 @@ from persafl_lit.timeline import Job, Timeline
 
 if TYPE_CHECKING:
     import lightning as L
-    from lightning.fabric.loggers.logger import Logger
 
 MOST_POINTS = 100_000
-LET_THROUGH = (CallbackError, TrackingError, Interrupted, KeyboardInterrupt)
-"""What a callback may raise without being named: it has a name already, or is the tracker's, or the user's wish to stop."""
 
 
 @dataclass
@@ -154,7 +145,7 @@ class Experiment:
         self._submitted = 0
         self._saved_at = time.monotonic()
         self._warned: set[str] = set()
-        self._finalized: set[int] = set()
+        self.listeners = Listeners(self.fabric)
 
     def identify(self, *parts: str) -> str:
         """A name for exactly this computation: the config's hash and what the config only points at."""
@@ -190,10 +181,7 @@ class Experiment:
             fits = False
         if not fits:
             raise CheckpointError(NOT_OURS)
-        for callback, key in self._named():
-            if key in states:
-                with self._naming("callback", callback, "load_state_dict"):
-                    callback.load_state_dict(states[key])
+        self.listeners.load(states)
         if ended:
             self._end_at(self.points[-1])
         for index, job in pending.items():
@@ -218,72 +206,20 @@ class Experiment:
             "wall_seconds": self.wall_seconds(),
             "ended": self._ended,
             "told": list(self._told),
-            "callbacks": self._callback_states(rescue),
+            "callbacks": self.listeners.states(rescue),
         }
         self.checkpoint.save(self._identity, content, memories)
         self._saved_at = time.monotonic()
         self.call("on_checkpoint")
 
-    def _named(self) -> list[tuple[Any, str]]:
-        """Callbacks, each with a name that a resumed run gives it again."""
-        named: list[tuple[Any, str]] = []
-        for callback in self.fabric._callbacks:
-            kind = f"{type(callback).__module__}.{type(callback).__qualname__}"
-            named.append((callback, f"{kind} {sum(key.startswith(f'{kind} ') for _, key in named)}"))
-        return named
-
-    def _callback_states(self, rescue: bool) -> dict[str, Any]:
-        states = {}
-        for callback, key in self._named():
-            if callable(getattr(callback, "state_dict", None)) and callable(getattr(callback, "load_state_dict", None)):
-                try:
-                    with self._naming("callback", callback, "state_dict"):
-                        states[key] = plain_state(callback.state_dict())
-                except CallbackError:
-                    if not rescue:
-                        raise
-        return {key: state for key, state in states.items() if state}
-
     # -- callbacks ----------------------------------------------------------------------------------------------------
 
     def call(self, hook: str, **about: Any) -> None:
         """Tell every callback; the error of one that fails names it."""
-        self._tell(self.fabric, hook, about)
-
-    def _tell(self, fabric: Fabric, hook: str, about: dict[str, Any]) -> None:
-        try:
-            fabric.call(hook, experiment=self, **about)
-        except LET_THROUGH:
-            raise
-        except BaseException as error:
-            who = type(culprit(error)).__name__
-            raise CallbackError(f"the callback {who} failed in {hook}: {located(error)}") from error
-
-    def _only(self, callbacks: Sequence[Any]) -> Fabric:
-        """The run's Fabric with some of its callbacks."""
-        fabric = copy.copy(self.fabric)
-        fabric._callbacks = list(callbacks)
-        return fabric
+        self.listeners.tell(hook, {"experiment": self, **about})
 
     def tell_error(self, error: BaseException) -> None:
-        """Every callback and logger, whatever another one does when it is told."""
-        words: list[Callable[[], None]] = [functools.partial(self.finalize_loggers, "failed")]
-        for callback in self.fabric._callbacks:
-            words.append(functools.partial(self._tell, self._only([callback]), "on_run_error", {"error": error}))
-        for tell in words:
-            try:
-                tell()
-            except PersaflError as another:
-                print(f"persafl: {another}", file=sys.stderr)
-
-    @contextlib.contextmanager
-    def _naming(self, kind: str, who: Any, method: str) -> Iterator[None]:
-        try:
-            yield
-        except LET_THROUGH:
-            raise
-        except BaseException as error:
-            raise CallbackError(f"the {kind} {type(who).__name__} failed in {method}: {located(error)}") from error
+        self.listeners.tell_error({"experiment": self, "error": error})
 
     def stop(self, point: Point) -> None:
         """End the run as of this point, which callbacks are being told of: its model, memories and counts are the run's."""
@@ -318,11 +254,7 @@ class Experiment:
         """Algorithm 1: whenever an update arrives, apply it."""
         self.begin()
         self.call("on_run_start")
-        for logger in self.fabric.loggers:
-            with self._naming("logger", logger, "log_hyperparams"):
-                logger.log_hyperparams(dict(self.settings))
-            for point in self.points:  # from before a resume: a logger that was made anew has nothing of them
-                self._log(logger, point)
+        self.listeners.start_loggers(self.settings, self.points)
         try:
             self._walk()
         except (DivergenceError, ModelError):
@@ -496,18 +428,16 @@ class Experiment:
             self.heed_stop()
         scores = self._finite_scores(evaluation, last.updates)
         self.points[-1] = replace(last, scores=scores[: self._trained()], held_out=scores[self._trained() :])
-        for logger in self.fabric.loggers:
-            self._log(logger, self.points[-1], last.metrics())
+        self.listeners.log(self.points[-1], last.metrics())
 
     def _announce(self, point: Point) -> None:
         """Tell loggers and callbacks, but no callback that was told before another one failed and the run was resumed."""
-        for logger in self.fabric.loggers:
-            self._log(logger, point)
+        self.listeners.log(point)
         already, stop = self._told
-        waiting = [(callback, key) for callback, key in self._named() if key not in already]
+        waiting = [(callback, key) for callback, key in self.listeners.named() if key not in already]
         self._telling, self._stopped = point, point if stop else None
         try:
-            self._tell(self._only([callback for callback, _ in waiting]), "on_evaluation", {"point": point})
+            self.listeners.tell("on_evaluation", {"experiment": self, "point": point}, [callback for callback, _ in waiting])
         except CallbackError as error:
             failed = [callback is culprit(error.__cause__) for callback, _ in waiting].index(True)
             self._told = [*already, *(key for _, key in waiting[:failed])], self.stopped
@@ -515,52 +445,6 @@ class Experiment:
         finally:
             self._telling = None
         self._told = [], False
-
-    # -- loggers ------------------------------------------------------------------------------------------------------
-
-    def _log(self, logger: Logger, point: Point, known: Collection[str] = ()) -> None:
-        """step = updates; simulated time is a metric, as a Lightning Logger has no other place for it."""
-        metrics = {name: value for name, value in point.metrics().items() if math.isfinite(value) and name not in known}
-        with self._naming("logger", logger, "log_metrics"):
-            logger.log_metrics({"sim_time": point.sim_time, **metrics}, step=point.updates)
-            logger.save()
-
-    def finalize_loggers(self, status: str) -> None:
-        """Each once, also after one that fails."""
-        failure: CallbackError | None = None
-        for logger in self.fabric.loggers:
-            if id(logger) not in self._finalized:
-                self._finalized.add(id(logger))
-                try:
-                    with self._naming("logger", logger, "finalize"):
-                        logger.finalize(status)
-                except CallbackError as error:
-                    failure = failure or error
-        if failure is not None:
-            raise failure
-
-
-def culprit(error: BaseException | None) -> Any:
-    """The callback in which an error was raised: Fabric's loop over them knows it."""
-    for frame, _ in traceback.walk_tb(error.__traceback__ if error else None):
-        if frame.f_code is Fabric.call.__code__ and "callback" in frame.f_locals:
-            return frame.f_locals["callback"]
-    return None
-
-
-def plain_state(value: Any, where: str = "state_dict()") -> Any:
-    """A callback's state as a checkpoint can hold it, which is read without running code: tensors and plain values only."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if type(value) in (dict, OrderedDict):
-        return {plain_state(key, f"a key of {where}"): plain_state(part, f"{where}[{key!r}]") for key, part in value.items()}
-    if where == "state_dict()":
-        raise TypeError(f"state_dict() must return a dict; got a {type(value).__name__}")
-    if type(value) in (list, tuple):
-        return type(value)(plain_state(part, f"{where}[{index}]") for index, part in enumerate(value))
-    if value is None or type(value) in (bool, int, float, str, Tensor, torch.nn.Parameter):
-        return value
-    raise TypeError(f"{where} is a {type(value).__name__}; checkpoints hold tensors, numbers, text, lists and dicts")
 
 
 def is_finite(vector: Tensor) -> bool:
