@@ -19,9 +19,10 @@ from persafl_lit.client import build_backbone, check_backbone
 from persafl_lit.config import Config, choice_of, compose
 from persafl_lit.data import DATASETS
 from persafl_lit.errors import CallbackError, ConfigError, DivergenceError, ModelError, PersaflError, TakenError, located
-from persafl_lit.evaluate import FINETUNES, Finetune, Point, accuracy_of, evaluation_cost, loss_of, own_rule
+from persafl_lit.evaluate import Point, accuracy_of, evaluation_cost, loss_of
 from persafl_lit.executors import Executor, Processes, Serial, Work, Worker, make_fabric
 from persafl_lit.experiment import Experiment, evaluated_clients, evaluation_moments
+from persafl_lit.finetune import FINETUNES, Finetune, own_rule
 from persafl_lit.limits import cores
 from persafl_lit.models import MODELS
 from persafl_lit.timeline import Timeline

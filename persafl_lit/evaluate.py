@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from persafl_lit.data.federation import SPLITS, Batch, Federation, Split
 from persafl_lit.errors import ConfigError
-from persafl_lit.finetune import FINETUNES as FINETUNES
-from persafl_lit.finetune import Finetune as Finetune
-from persafl_lit.finetune import own_rule as own_rule
+from persafl_lit.finetune import Finetune
 from persafl_lit.loss import FlatLoss, step_loss
 from persafl_lit.streams import torch_seed
 

@@ -177,7 +177,7 @@ class Experiment:
             ended, states = content["ended"], dict(content["callbacks"])
             self._told = list(content["told"][0]), bool(content["told"][1])
             fits = self.state.w.shape == self.executor.worker.start.shape and 0 <= self.state.arrivals <= len(self.timeline)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (LookupError, TypeError, ValueError, AttributeError):
             fits = False
         if not fits:
             raise CheckpointError(NOT_OURS)

@@ -14,8 +14,8 @@ from persafl_lit import compose, run
 from persafl_lit.client import ClientDataModule, ClientModule, build_backbone
 from persafl_lit.data import Digits
 from persafl_lit.errors import ConfigError, ModelError
-from persafl_lit.evaluate import Finetune
 from persafl_lit.executors import Work, Worker
+from persafl_lit.finetune import Finetune
 from persafl_lit.messages import Evaluate, Train
 from persafl_lit.models import Cnn2, Mlp
 from persafl_lit.objectives import OBJECTIVES, Maml, Moreau, Plain

@@ -14,7 +14,8 @@ from torch import Tensor
 from persafl_lit.client import ClientDataModule, ClientModule
 from persafl_lit.data.federation import Federation
 from persafl_lit.errors import ConfigError, first_line
-from persafl_lit.evaluate import Finetune, Scores, evaluate_client, whole_batches
+from persafl_lit.evaluate import Scores, evaluate_client, whole_batches
+from persafl_lit.finetune import Finetune
 from persafl_lit.messages import CostGradient, Evaluate, Gradient, Message, Tensors, Train, Update
 from persafl_lit.objectives import Maml, Moreau, Objective, Step
 from persafl_lit.sharing import Sharing
