@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Shape = tuple[int, ...]
+INITS = ("torch", "kaiming")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class _Cnn:
     """Zeros around the images."""
     dropout: float = 0.2
     """Share of the inputs of a fully connected layer that are dropped."""
+    init: str = "torch"
+    """First weights: torch (PyTorch's default) or kaiming (He et al.: normal with variance 2/inputs, biases 0)."""
 
     def __post_init__(self) -> None:
         depth = len(type(self).channels)  # type: ignore[misc]
@@ -46,6 +49,7 @@ class _Cnn:
             )
         _check_sizes(channels=self.channels, hidden=self.hidden, kernel=(self.kernel,))
         _check_dropout(self.dropout)
+        _check_init(self.init)
         if self.padding < 0:
             raise ConfigError(f"model.padding must be >= 0; got {self.padding}")
 
@@ -66,7 +70,8 @@ class _Cnn:
                     f"images of {shape[1]}x{shape[2]} pixels are too small for {len(self.channels)} convolutions with "
                     f"model.kernel={self.kernel} and model.padding={self.padding}"
                 )
-        return nn.Sequential(*layers, nn.Flatten(), *_dense(inside * height * width, self.hidden, classes, self.dropout))
+        dense = _dense(inside * height * width, self.hidden, classes, self.dropout)
+        return _initialised(nn.Sequential(*layers, nn.Flatten(), *dense), self.init)
 
 
 @dataclass(frozen=True)
@@ -93,15 +98,18 @@ class Mlp:
     """Widths of the hidden layers."""
     dropout: float = 0.0
     """Share of a layer's inputs that are dropped."""
+    init: str = "torch"
+    """First weights: torch (PyTorch's default) or kaiming (He et al.: normal with variance 2/inputs, biases 0)."""
 
     def __post_init__(self) -> None:
         _check_sizes(hidden=self.hidden)
         _check_dropout(self.dropout)
+        _check_init(self.init)
 
     def network(self, shape: Shape, classes: int) -> nn.Module:
         from torch import nn
 
-        return nn.Sequential(nn.Flatten(), *_dense(math.prod(shape), self.hidden, classes, self.dropout))
+        return _initialised(nn.Sequential(nn.Flatten(), *_dense(math.prod(shape), self.hidden, classes, self.dropout)), self.init)
 
 
 @dataclass(frozen=True)
@@ -145,6 +153,17 @@ def _dense(inside: int, hidden: tuple[int, ...], classes: int, dropout: float) -
     return [*layers, Dropout(dropout), nn.Linear(inside, classes)]
 
 
+def _initialised(network: nn.Module, init: str) -> nn.Module:
+    from torch import nn
+
+    if init == "kaiming":
+        for layer in network.modules():
+            if isinstance(layer, (nn.Conv2d, nn.Linear)) and layer.bias is not None:
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                nn.init.zeros_(layer.bias)
+    return network
+
+
 def _check_sizes(**sizes: tuple[int, ...]) -> None:
     for name, values in sizes.items():
         if any(value < 1 for value in values):
@@ -162,3 +181,8 @@ def _check_weights(count: int) -> None:
 def _check_dropout(dropout: float) -> None:
     if not 0 <= dropout < 1:
         raise ConfigError(f"model.dropout must lie in [0, 1); got {dropout!r}")
+
+
+def _check_init(init: str) -> None:
+    if init not in INITS:
+        raise ConfigError(f"model.init must be {' or '.join(INITS)}; got {shown(init)}")

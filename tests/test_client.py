@@ -243,6 +243,20 @@ def test_pooling_before_relu_is_exact():
     assert torch.equal(nn.ReLU()(nn.MaxPool2d(2)(inputs)), nn.MaxPool2d(2)(nn.ReLU()(inputs)))
 
 
+def test_kaiming_weights_keep_the_size_of_the_signal_through_relu_layers():
+    torch.manual_seed(0)
+    inputs = torch.randn(64, 3, 32, 32)
+    mlp = Mlp(hidden=(512, 512, 512), init="kaiming").network((3, 32, 32), 10)
+    sizes = [mlp[: 2 + 3 * layer + 1](inputs).square().mean().item() for layer in range(3)]  # before each ReLU: E z^2 = 2 E x^2 / 2
+    assert sizes[1:] == pytest.approx(sizes[:1] * 2, rel=0.2)
+    network = Cnn2(init="kaiming").network((3, 32, 32), 10)
+    for layer in (layer for layer in network if isinstance(layer, (torch.nn.Conv2d, torch.nn.Linear))):
+        assert float(layer.weight.detach().var()) == pytest.approx(2 / layer.weight[0].numel(), rel=0.2)
+        assert not layer.bias.any()
+    with pytest.raises(ConfigError, match="model.init must be torch or kaiming"):
+        Mlp(init="he")
+
+
 @pytest.mark.parametrize("model", ["cnn2", "cnn3", "mlp", "logistic"])
 def test_every_network_learns(model):
     small = {"cnn2": ["model.channels=[4,8]"], "cnn3": ["model.channels=[8,16,16]", "eta=0.1", "model.dropout=0"]}

@@ -15,7 +15,7 @@ from typing import Any
 
 from persafl_lit.errors import ConfigError, TrackingError, first_line
 from persafl_lit.report.record import Record
-from persafl_lit.settings import ADDED
+from persafl_lit.settings import ADDED, ADDED_BESIDE
 from persafl_lit.timeline import from_csv
 from persafl_lit.tracking.unsent import SQLITE, Message
 from persafl_lit.tracking.view import experiment_tags
@@ -184,7 +184,7 @@ class Store:
 
         run_id, tags, config = run.info.run_id, run.data.tags, {key: _value(text) for key, text in run.data.params.items()}
         if "delays.name" in config:  # a run of 0.1 is comparable with one of today: what it did not have, it had as by default
-            config = {key: value for key, value in ADDED.items() if f"{key.split('.')[0]}.name" in config or "." not in key} | config
+            config = {key: value for key, value in ADDED.items() if ADDED_BESIDE[key] in config} | config
         results = json.loads(self.text(run_id, "results.json") or "{}")
         timeline = None
         with contextlib.suppress(Exception):  # whatever is wrong with it, a report does without
