@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: demo test test-faults soak lint bench clean
+.PHONY: demo test test-faults soak lint bench results clean
 
 demo: $(READY)
 	$(BIN)/persafl demo
@@ -25,6 +25,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# docs/results/README.md and its figures, from the CSV files beside it.
+results: $(READY)
+	$(BIN)/python docs/results/render.py
 
 # Peers need versions of their own, so they get an environment of their own; MNIST comes by `persafl data`.
 bench: $(READY) .venv-peers/.ready

@@ -16,13 +16,13 @@ from torch import nn
 
 from persafl_lit.checkpoint import Checkpoint
 from persafl_lit.client import build_backbone, check_backbone
-from persafl_lit.config import Config, choice_of, compose
+from persafl_lit.config import Config, compose
 from persafl_lit.data import DATASETS
 from persafl_lit.errors import CallbackError, ConfigError, DivergenceError, ModelError, PersaflError, TakenError, located
 from persafl_lit.evaluate import Point, accuracy_of, evaluation_cost, loss_of
 from persafl_lit.executors import Executor, Processes, Serial, Work, Worker, make_fabric
 from persafl_lit.experiment import Experiment, evaluated_clients, evaluation_moments
-from persafl_lit.finetune import FINETUNES, Finetune, own_rule
+from persafl_lit.finetune import FINETUNES, Finetune, further_rule
 from persafl_lit.limits import cores
 from persafl_lit.models import MODELS
 from persafl_lit.timeline import Timeline
@@ -273,7 +273,7 @@ def work_of(config: Config, federation: Federation, backbone: L.LightningModule)
     objective = config.objective()
     rules: dict[str, Finetune] = {config.eval.finetune["name"]: config.build("eval.finetune", FINETUNES)}
     for name in config.eval.beside:
-        beside = own_rule(objective) if name == "own" else choice_of("eval.beside", name, FINETUNES)()
+        beside = further_rule(name, objective)
         if beside is not None and name not in rules:
             rules[name] = beside
     return Work(

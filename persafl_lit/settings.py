@@ -38,7 +38,7 @@ class Eval:
     finetune: dict[str, Any] = field(default_factory=choice("sgd"))
     """How clients personalise the shared model before it is measured: the same rule for every method that is compared."""
     beside: tuple[str, ...] = ("own",)
-    """Further fine-tuning rules, measured at the end: `own` is the method's (a MAML step, a proximal point), or `none`, `sgd`, `maml`, `prox`."""
+    """Further fine-tuning rules, at the end: `own` (the method's: a MAML step, a proximal point), `none`, `sgd`, `sgd-50`, `maml`, `prox`."""
     clients: int | None = None
     """Evaluate only so many clients, drawn by the seed; null is all."""
     gradient: bool = False

@@ -10,7 +10,7 @@ from torch import nn
 
 from persafl_lit import compose, run
 from persafl_lit.data import DATASETS, Digits
-from persafl_lit.errors import DivergenceError
+from persafl_lit.errors import ConfigError, DivergenceError
 from persafl_lit.evaluate import Measured, Point, Scores, accuracy_of, loss_of
 from tests import reference
 from tests.quadratics import random_quadratics, save
@@ -122,6 +122,17 @@ def test_further_rules_and_held_out_clients_are_measured_by_the_same_aggregates(
     expected |= {"holdout.accuracy.test": 0.2, "holdout.loss.global": 4.0, "holdout.prox.accuracy.val": 0.2, "holdout.prox.loss.test": 4.0}
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     assert len(metrics) == 2 * 2 * 2 * 8 + 1
+
+
+def test_further_budgets_of_the_same_rule_equal_runs_that_are_evaluated_by_them():
+    quick = [*QUIET, "method=fedasync", "model=logistic", "clients=5", "updates=20"]
+    summary = run([*quick, "eval.beside=[none, sgd-1, sgd-30]"]).summary()
+    for name, settings in {"sgd-1": ["eval.finetune.steps=1"], "sgd-30": ["eval.finetune.steps=30"], "none": ["eval.finetune=none"]}.items():
+        assert summary["beside"][name] == run([*quick, *settings]).summary()["accuracy"]
+    with pytest.raises(ConfigError, match=r"unknown eval.beside 'sgd-'; there are own, sgd-STEPS, none"):
+        run([*quick, "eval.beside=[sgd-]"])
+    with pytest.raises(ConfigError, match=r"steps must be > 0"):
+        run([*quick, "eval.beside=[sgd-0]"])
 
 
 def test_an_evaluation_that_diverges_is_said_not_reported_as_an_accuracy():
