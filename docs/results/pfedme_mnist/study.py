@@ -4,14 +4,16 @@
 
 A free-standing numpy loop, independent of persafl_lit, so that readings which persafl_lit refuses (an inner solver that is
 not reset between local steps) can be tried too. The setting of the table: 20 clients with 2 labels each, S = 5 clients a
-round, R = 20 local rounds, K = 5 inner steps, lambda = 15, batches of 20, 800 rounds, eta = 0.005, inner step 0.1.
+round, R = 20 local rounds, K = 5 inner steps, lambda = 15, batches of 20, 800 rounds, inner step 0.1.
 
-Varied, one row each:
+Varied:
   pixels   `standard`: each pixel minus its mean, divided by its deviation (what the published generator does);
            `normalised`: all pixels by one mean and one deviation; `unit`: pixels in [0, 1]
   start    of the inner problem: `reset` at w_{i,r} in every local step, as in the paper's Algorithm 1, or `carried` over from
            the step before, as in the published code
-Measured on all clients' test data, weighted by samples:
+  steps    `same`: eta = 0.005, beta = 1 (the paper's curves); `tuned`: eta = 0.01, beta = 2 (the published command for the table)
+Measured on all clients' test data, weighted by samples, at the end and (`best_...`) at the best of the evaluations, which is how
+the published scripts summarise a run:
   global     the shared w
   theta_w    theta_i(w): K inner steps from the shared w on one batch, the paper's definition of the personalised model
   local      w_{i,R}, the client's local model after R local steps from w: what the published code evaluates, because its list of
@@ -28,7 +30,8 @@ from pathlib import Path
 import numpy as np
 from torchvision.datasets import MNIST
 
-CLIENTS, LABELS, COHORT, LOCAL, INNER, LAM, ETA, INNER_LR, BATCH, ROUNDS = 20, 2, 5, 20, 5, 15.0, 0.005, 0.1, 20, 800
+CLIENTS, LABELS, COHORT, LOCAL, INNER, LAM, INNER_LR, BATCH, ROUNDS, EVERY = 20, 2, 5, 20, 5, 15.0, 0.1, 20, 800, 20
+STEPS = {"same": (0.005, 1.0), "tuned": (0.01, 2.0)}
 
 
 def pixels(root: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
@@ -73,44 +76,54 @@ def inner(theta: np.ndarray, w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.
     return theta
 
 
-def local(w: np.ndarray, x: np.ndarray, y: np.ndarray, carried: bool, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def local(w: np.ndarray, x: np.ndarray, y: np.ndarray, eta: float, carried: bool, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """R local steps of pFedMe: (w_{i,R}, the last theta)."""
     mine = theta = w
     for _ in range(LOCAL):
         batch = rng.integers(len(y), size=BATCH)
         theta = inner(theta if carried else mine, mine, x[batch], y[batch])
-        mine = mine - ETA * LAM * (mine - theta)
+        mine = mine - eta * LAM * (mine - theta)
     return mine, theta
 
 
-def study(root: str, kind: str, carried: bool, seed: int) -> dict[str, float]:
-    x, y = pixels(root, kind)
-    rng = np.random.default_rng(seed)
-    parts = deal(y, rng)
-    w = rng.uniform(-1, 1, (785, 10)).astype(np.float32) / np.float32(28)
-    for _ in range(ROUNDS):
-        cohort = rng.choice(CLIENTS, COHORT, replace=False)
-        weights = np.array([len(parts[client][0]) for client in cohort], dtype=np.float32)
-        models = [local(w, x[parts[client][0]], y[parts[client][0]], carried, rng)[0] for client in cohort]
-        w = np.tensordot(weights / weights.sum(), np.stack(models), 1).astype(np.float32)
+def measure(
+    w: np.ndarray, x: np.ndarray, y: np.ndarray, parts: list[tuple[np.ndarray, np.ndarray]], eta: float, carried: bool, rng: np.random.Generator
+) -> dict[str, float]:
     hits = dict.fromkeys(("global", "theta_w", "local", "theta_R"), 0)
     for train, test in parts:
         batch = train[rng.integers(len(train), size=BATCH)]
-        mine, theta = local(w, x[train], y[train], carried, rng)
+        mine, theta = local(w, x[train], y[train], eta, carried, rng)
         for name, model in {"global": w, "theta_w": inner(w, w, x[batch], y[batch]), "local": mine, "theta_R": theta}.items():
             hits[name] += int(((x[test] @ model).argmax(1) == y[test]).sum())
-    total = sum(len(test) for _, test in parts)
-    return {name: count / total for name, count in hits.items()}
+    return {name: count / sum(len(test) for _, test in parts) for name, count in hits.items()}
+
+
+def study(x: np.ndarray, y: np.ndarray, carried: bool, eta: float, beta: float, seed: int) -> dict[str, float]:
+    rng = np.random.default_rng(seed)
+    parts = deal(y, rng)
+    w = rng.uniform(-1, 1, (785, 10)).astype(np.float32) / np.float32(28)
+    measured = []
+    for number in range(1, ROUNDS + 1):
+        cohort = rng.choice(CLIENTS, COHORT, replace=False)
+        weights = np.array([len(parts[client][0]) for client in cohort], dtype=np.float32)
+        models = [local(w, x[parts[client][0]], y[parts[client][0]], eta, carried, rng)[0] for client in cohort]
+        mean = np.tensordot(weights / weights.sum(), np.stack(models), 1)
+        w = ((1 - beta) * w + beta * mean).astype(np.float32)
+        if number % EVERY == 0:
+            measured.append(measure(w, x, y, parts, eta, carried, rng))
+    return measured[-1] | {f"best_{name}": max(found[name] for found in measured) for name in measured[-1]}
 
 
 def main() -> None:
     rows = []
     for kind in ("standard", "normalised", "unit"):
-        for carried in (False, True):
-            for seed in range(3):
-                row = {"pixels": kind, "start": "carried" if carried else "reset", "seed": seed, **study(sys.argv[1], kind, carried, seed)}
-                print(row, flush=True)
-                rows.append(row)
+        x, y = pixels(sys.argv[1], kind)
+        for start in ("reset", "carried"):
+            for steps, (eta, beta) in STEPS.items():
+                for seed in range(3):
+                    found = study(x, y, start == "carried", eta, beta, seed)
+                    rows.append({"pixels": kind, "start": start, "steps": steps, "seed": seed, **found})
+                    print(rows[-1], file=sys.stderr, flush=True)
     with (Path(__file__).parent / "readings.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
