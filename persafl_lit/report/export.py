@@ -53,7 +53,8 @@ def curves_csv(records: Sequence[Record]) -> str:
         rows += [_identity(record) | {key: values[i] for key, values in whole.items()} for i in range(points)]
     known = {key for row in rows for key in row}
     usual = [column_of(key) for key in CURVES if key != "bytes_communicated" or key in known]
-    return to_csv(rows, ["method", "seed", "trial", *usual])
+    identity = ("method", "seed", "trial")
+    return to_csv(rows, [*identity, *usual, *sorted(known - {*identity, *usual})])
 
 
 def _ordered(records: Iterable[Record]) -> list[Record]:

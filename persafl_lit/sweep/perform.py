@@ -46,7 +46,7 @@ class Reporter:
 
     def on_run_start(self, experiment: Experiment) -> None:
         self._total = len(experiment.timeline)
-        self._tell({"updates": 0, "total": self._total})
+        self._tell({"updates": experiment.state.arrivals, "total": self._total})
         for point in experiment.points:  # from before a resume: a search that was begun again asks for them
             self.on_evaluation(point)
 
