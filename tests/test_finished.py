@@ -194,6 +194,15 @@ def test_a_dry_run_shows_what_remains(sweep_file, capsys, tmp_path):
     assert not (tmp_path / "mlruns").exists()
 
 
+def test_a_dry_run_knows_what_the_store_has(sweep_file, capsys):
+    assert main(["sweep", sweep_file, "--finished", write("runs.csv", rows_of_all())]) == 0
+    capsys.readouterr()
+    assert main(["sweep", sweep_file, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "persafl_me lam=30.0 seed=1  (in the store)" in said
+    assert "6 trials; 6 are finished, 0 remain" in said
+
+
 def test_trials_of_another_version_count_only_if_asked(sweep_file, capsys):
     rows = [{**found, "version": "0.1.0"} for found in rows_of_all()]
     stranger = {**rows[0], "trial": "f" * 16}

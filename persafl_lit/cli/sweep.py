@@ -101,17 +101,23 @@ def _dry_run(plan: Plan, lanes: int, finished: Mapping[str, Exported]) -> int:
     if adaptive:
         print(f"{plan.name}: {adaptive.trials} trials in each of {len(plan.blocks)} blocks, each proposed from what came of those before it")
     trials = first_trials(plan)  # of an adaptive search, as many by chance: enough to time it
-    chosen = _second_stage(plan, trials, finished)
+    from persafl_lit.tracking import store_uri
+    from persafl_lit.tracking.family import finished_summaries
+
+    done = {} if adaptive else finished_summaries(store_uri(plan.tracking.uri), plan.name)
+    places = {trial: exported.file for trial, exported in finished.items()} | dict.fromkeys(done, "the store")
+    done = {trial.hash: finished[trial.hash].summary(trial) for trial in trials if trial.hash in finished} | done
+    chosen = _second_stage(plan, trials, done)
     trials += chosen
     for number, trial in enumerate(() if adaptive else trials, 1):
-        print(f"{number:>4}  {trial.hash}  {trial.name}{f'  (in {finished[trial.hash].file})' if trial.hash in finished else ''}")
+        print(f"{number:>4}  {trial.hash}  {trial.name}{f'  (in {places[trial.hash]})' if trial.hash in places else ''}")
     methods, later = {trial.method for trial in trials}, len(plan.seeds) - 1 if plan.two_stages and not chosen else 0
     more = ""
     if later:
         more = f", then each method's best by {plan.select.metric} on {later} more seeds: {len(methods) * later} trials"
-    left = [trial for trial in trials if trial.hash not in finished]
-    done = f"; {len(trials) - len(left)} are finished, {len(left)} remain" if finished else ""
-    print(f"{len(trials)} trials{done}{more}")
+    left = [trial for trial in trials if trial.hash not in places]
+    words = f"; {len(trials) - len(left)} are finished, {len(left)} remain" if len(left) < len(trials) else ""
+    print(f"{len(trials)} trials{words}{more}")
     if not left and not more:
         print("nothing was started")
         return 0
@@ -129,14 +135,14 @@ def _dry_run(plan: Plan, lanes: int, finished: Mapping[str, Exported]) -> int:
     return 0
 
 
-def _second_stage(plan: Plan, trials: Sequence[Trial], finished: Mapping[str, Exported]) -> list[Trial]:
-    """Its trials, if all of the first are finished."""
+def _second_stage(plan: Plan, trials: Sequence[Trial], done: Mapping[str, Mapping[str, Any]]) -> list[Trial]:
+    """Its trials, if all of the first are finished; `done` are their summaries."""
     from persafl_lit.sweep.outcome import Outcome, choose
     from persafl_lit.sweep.trials import on_other_seeds
 
-    if not plan.two_stages or any(trial.hash not in finished for trial in trials):
+    if not plan.two_stages or any(trial.hash not in done for trial in trials):
         return []
-    outcomes = [Outcome(trial, "", "finished", finished[trial.hash].summary(trial)) for trial in trials]
+    outcomes = [Outcome(trial, "", "finished", done[trial.hash]) for trial in trials]
     return on_other_seeds(plan, [best.trial for best in choose(outcomes, plan.select)])
 
 

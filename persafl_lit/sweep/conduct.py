@@ -143,6 +143,7 @@ class Conductor:
 
     def _walk(self, supply: Supply) -> None:
         supply.settle(lambda trial: self._settled(supply, trial))
+        self._say_what_is_left(supply)
         while True:
             while not self._should_stop() and self._launcher.free():
                 trial = self._again.pop() if self._again else supply.next()
@@ -158,6 +159,14 @@ class Conductor:
             if not self._running and not self._again:
                 return
             self._hear(supply)
+
+    def _say_what_is_left(self, supply: Supply) -> None:
+        """Of a sweep that is begun again, before its first trial."""
+        waiting = supply.waiting()
+        resumed = sum(path.exists() for path in {trial.config.checkpoint_path for trial in waiting})
+        if waiting and (self.outcomes or resumed) and not self._run_ids:
+            rest = f"; {resumed} of the others {'goes' if resumed == 1 else 'go'} on from a checkpoint" if resumed else ""
+            self._board.say(f"{len(self.outcomes)} of {self._board.total} trials are done already{rest}")
 
     def abandon(self) -> None:
         """End trials under way at once; the next sweep goes on from their checkpoints."""

@@ -8,14 +8,15 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persafl_lit import __version__
 from persafl_lit.errors import TrackingError, first_line
 from persafl_lit.tracking.environment import git_commit
-from persafl_lit.tracking.store import Store
+from persafl_lit.tracking.store import Store, open_store
 from persafl_lit.tracking.tracker import new_run, timestamp
-from persafl_lit.tracking.unsent import Message, keep
+from persafl_lit.tracking.unsent import SQLITE, Message, keep
 from persafl_lit.tracking.view import experiment_tags
 
 if TYPE_CHECKING:
@@ -40,6 +41,17 @@ class Child:
     error: str
     pruned: bool = False
     imported: str = ""
+
+
+def finished_summaries(uri: str, name: str) -> dict[str, dict[str, Any]]:
+    """Of a sweep's finished trials, by hash; nothing is made where there is no store yet."""
+    if uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).exists():
+        return {}
+    store = open_store(uri)
+    everywhere = [experiment.experiment_id for experiment in store.client.search_experiments()]
+    runs = store.search(everywhere, f"tags.`persafl.sweep` = '{name}' and tags.`persafl.trial` != '' and attributes.status = 'FINISHED'")
+    texts = {run.data.tags["persafl.trial"]: store.text(run.info.run_id, "summary.json") for run in runs}
+    return {trial: json.loads(text) for trial, text in texts.items() if text}
 
 
 class Family:
