@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -92,6 +93,7 @@ def test_a_sweep_is_a_parent_with_a_finished_child_for_every_trial(undisturbed):
     assert store.text(parent.info.run_id, "trials.csv").encode() == results(undisturbed)
     assert len(json.loads(store.text(parent.info.run_id, "trials.json"))["data"]) == TRIALS
     assert not list((undisturbed / "mlruns/checkpoints/kills").glob("*"))
+    assert not list((undisturbed / "mlruns/sweeps/kills").glob("*.log"))  # the processes had nothing to say
 
 
 @pytest.mark.slow
@@ -206,6 +208,10 @@ def test_a_trial_that_was_killed_and_is_no_longer_in_the_file_does_not_run_for_e
     first.kill()
     first.communicate()
     assert {run.info.status for run in runs(folder)} == {"RUNNING"}
+    again = start(folder)
+    assert re.match(r"0 of 8 trials are done already; [12] of the others goe?s? on from a checkpoint", again.stderr.readline())
+    again.kill()
+    again.communicate()
     (folder / "kills.yaml").write_text(SWEEP.replace("method.beta: [0.8, 1.2]", "method.beta: [1.0]").replace("seeds: [0, 1]", "seeds: [0]"))
     finish(folder)
     assert sorted(run.info.status for run in runs(folder)) == ["FINISHED"] * 3 + ["KILLED"] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from persafl_lit.cli.sweep import sweeps
 from persafl_lit.errors import ConfigError
 from persafl_lit.sweep.board import Board, duration
 from persafl_lit.sweep.conduct import varied_together
+from persafl_lit.sweep.forecast import EACH, Forecast, makespan
 from persafl_lit.sweep.outcome import Outcome, as_csv, choose, table
 from persafl_lit.sweep.plan import plan_of
 from persafl_lit.sweep.source import Source
@@ -250,18 +252,126 @@ def test_the_ui_compares_by_the_keys_that_each_block_varies():
     assert varied_together(plan("grid:\n  - {method: [fedasync, fedavg], method.beta: [1, 2]}\n")) == [("method.beta",)]
 
 
-def test_the_time_left_comes_from_what_trials_of_the_method_took(capsys):
+# -- the time left ----------------------------------------------------------------------------------------------------
+
+KINDS = """name: kinds
+overrides: [model=logistic, updates=20, clients=5]
+grid:
+  - {method: fedasync, method.beta: [0.8, 1.0, 1.2]}
+  - {method: persafl_me, method.lam: [20, 25, 30]}
+seeds: [0, 1, 2]
+select: {stages: two}
+"""
+TOOK = {"fedasync": 12.0, "persafl_me": 123.0}
+
+
+def ended(trial, wall_seconds=None, **more):
+    """As a trial tells it: 10 seconds of evaluation, the rest is training."""
+    found = outcome(trial, 0.5)
+    seconds = TOOK[trial.method] if wall_seconds is None else wall_seconds
+    return replace(found, summary={**found.summary, "wall_seconds": seconds, "evaluation_share": 10.0 / seconds}, **more)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_kind_that_has_not_been_seen_costs_by_its_gradients():
+    forecast = Forecast()
+    plain, moreau = (next(trial for trial in first_trials(plan(KINDS)) if trial.method == method) for method in ("fedasync", "persafl_me"))
+    assert forecast.seconds([plain]) is None
+    forecast.finished(plain, 12.0, 10.0 / 12.0)
+    ratio = forecast.gradients(moreau) / forecast.gradients(plain)
+    assert ratio >= 10
+    assert forecast.seconds([plain, moreau]) == pytest.approx([EACH + 12.0, EACH + 2.0 * ratio + 10.0])
+    forecast.finished(moreau, 123.0, 10.0 / 123.0)  # then by what its own kind took
+    assert forecast.seconds([plain, moreau]) == pytest.approx([EACH + 12.0, EACH + 123.0])
+
+
+def test_trials_of_a_kind_under_way_tell_of_those_that_wait():
+    forecast = Forecast()
+    plain, moreau = (next(trial for trial in first_trials(plan(KINDS)) if trial.method == method) for method in ("fedasync", "persafl_me"))
+    forecast.finished(plain, 12.0, 0.0)
+    assert forecast.seconds([moreau], [(moreau, 500.0)]) == pytest.approx([EACH + 500.0])
+    assert forecast.seconds([plain], [(plain, 500.0)]) == pytest.approx([EACH + 12.0])  # what has ended is known better
+
+
+def test_more_gradients_of_the_same_kind_take_longer():
+    forecast = Forecast()
+    short, long = first_trials(plan("grid:\n  - {method: fedasync, updates: [20, 60], horizon: [null]}\noverrides: [clients=5]\n"))
+    forecast.finished(short, 10.0, 0.0)
+    assert forecast.seconds([long]) == pytest.approx([EACH + 30.0])
+
+
+def test_lanes_take_the_next_trial_when_they_are_free():
+    assert makespan([], [], 2) == 0.0
+    assert makespan([30.0], [], 2) == 30.0  # a second lane does not help the last trial
+    assert makespan([30.0, 10.0], [5.0, 40.0], 2) == 55.0
+    assert makespan([], [10.0] * 4, 2) == 20.0
+
+
+def test_the_time_left_is_what_the_sweep_then_takes():
+    """Two lanes, two kinds, two stages, from the first word of the first expensive trial on to the end."""
+    two = plan(KINDS)
+    first = first_trials(two)
+    second = on_other_seeds(two, [first[0], first[3]])
+    clock, said = Clock(), []
+    board = Board("kinds", len(first), 2, clock)
+    by_method = [[trial for trial in first if trial.method == method] for method in TOOK]
+    for stage, later in ((first, [group for group in by_method for _ in two.seeds[1:]]), (second, [])):
+        board.later, queue, ends = later, list(stage), {}
+        while queue or ends:
+            while queue and len(ends) < 2:
+                trial = queue.pop(0)
+                board.starts(trial)
+                ends[trial.hash] = (trial, clock.now, clock.now + EACH + TOOK[trial.method])
+            board.waiting = queue
+            if clock.now % 5 == 0 and (left := board.seconds_left()) is not None:
+                said.append((clock.now, left))
+            clock.now += 0.5
+            for trial, began, end in list(ends.values()):
+                if clock.now >= began + EACH:
+                    updates = int(20 * (clock.now - began - EACH) / TOOK[trial.method])
+                    board.goes_on(trial, {"updates": min(updates, 20), "total": 20})
+                if clock.now >= end:
+                    del ends[trial.hash]
+                    board.ends(ended(trial))
+    assert board.seconds_left() == 0.0
+    informed = [(at, left) for at, left in said if at > 60]  # both kinds have been seen
+    assert len(informed) > 50
+    assert all(left == pytest.approx(clock.now - at, rel=0.15, abs=15.0) for at, left in informed)
+
+
+def test_a_resumed_trial_is_judged_by_what_it_did_here():
+    clock, (trial, other, *_) = Clock(), first_trials(plan(KINDS))
+    board = Board("kinds", 2, 1, clock)
+    board.starts(trial)
+    board.goes_on(trial, {"updates": 10, "total": 20})
+    clock.now = 10.0
+    board.goes_on(trial, {"updates": 15, "total": 20})  # a quarter of it in 10 seconds
+    assert board.seconds_left() == pytest.approx(10.0, rel=0.1)
+    board.ends(ended(trial, 40.0))
+    board.waiting = [other]
+    assert board.seconds_left() == pytest.approx(EACH + 40.0)
+
+
+def test_trials_of_an_earlier_start_are_known_and_those_of_another_machine_are_not():
+    board, (trial, other, *_) = Board("kinds", 2, 1), first_trials(plan(KINDS))
+    board.waiting = [other]
+    board.ends(ended(trial, 40.0, imported="runs.csv"), before=True)
+    assert board.seconds_left() is None
+    board.ends(ended(trial, 40.0), before=True)
+    assert board.seconds_left() == pytest.approx(EACH + 40.0)
+
+
+def test_a_trial_that_ends_is_a_line_where_there_is_no_terminal(capsys):
     trials = first_trials(plan(GOOD))
     with Board("some", len(trials), 2) as board:
-        assert board.seconds_left() is None
         board.starts(trials[0])
-        board.running[trials[0].hash].began -= 10.0
         board.ends(outcome(trials[0], 0.5))
-        board.waiting["fedasync"] = 4
-        assert board.seconds_left() == pytest.approx(20.0, abs=0.5)
-        board.starts(trials[1])
-        board.goes_on(trials[1], {"updates": 5, "total": 10, "point": {"accuracy.test": 0.25, "loss.test": 1.0}})
-        assert board.seconds_left() == pytest.approx(22.5, abs=0.5)
     assert "1/12 fedasync beta=0.8 seed=0: accuracy 0.5000" in capsys.readouterr().err
     assert [duration(seconds) for seconds in (9.6, 150, 7300)] == ["10 s", "2 min", "2 h 02"]
 

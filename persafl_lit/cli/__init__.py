@@ -65,6 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     sweep_command.add_argument("--dry-run", action="store_true", help="list the trials and estimate the time, start nothing")
     sweep_command.add_argument("--workers", type=int, metavar="N", help="trials at a time (default: one per core, or what the cluster has room for)")
     sweep_command.add_argument("--retry-failed", action="store_true", help="also try again what failed by nature, such as diverged trials")
+    sweep_command.add_argument(
+        "--finished",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a runs.csv that `persafl report` wrote elsewhere: its finished trials count as done (may be given again)",
+    )
+    sweep_command.add_argument("--any-version", action="store_true", help="with --finished: also trials that another version of persafl_lit ran")
     sweep_command.add_argument("--json", action="store_true", help="print every trial as one JSON object on stdout")
     sweep_command.add_argument("--launcher", choices=("local", "ray"), default="local", help="processes of this machine, or Ray tasks")
     sweep_command.add_argument("--address", metavar="HOST:PORT", help="ray: the cluster (default: RAY_ADDRESS, else a local one)")

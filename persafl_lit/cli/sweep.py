@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,10 @@ from persafl_lit.limits import cores
 
 if TYPE_CHECKING:
     from persafl_lit.sweep.conduct import Launcher
+    from persafl_lit.sweep.finished import Exported
     from persafl_lit.sweep.outcome import Outcome
     from persafl_lit.sweep.plan import Plan
+    from persafl_lit.sweep.trials import Trial
 
 
 def sweep(options: argparse.Namespace) -> int:
@@ -28,19 +30,33 @@ def sweep(options: argparse.Namespace) -> int:
     plan = read_plan(sweep_file(options.file), options.overrides)
     if options.workers is not None and options.workers < 1:
         raise ConfigError(f"--workers must be >= 1; got {options.workers}")
+    finished = _finished(plan, options)
     if options.dry_run:
-        return _dry_run(plan, options.workers or cores())
+        return _dry_run(plan, options.workers or cores(), finished)
     with stdout_to_stderr() if options.json else nullcontext(), stop_on_signals("trials under way write checkpoints first") as stop:
         from persafl_lit.sweep.conduct import sweep as conduct
         from persafl_lit.tracking import store_uri
 
         uri = store_uri(plan.tracking.uri)
-        outcomes = conduct(plan, _launcher(options, plan, uri), uri, stop, options.retry_failed)
+        outcomes = conduct(plan, _launcher(options, plan, uri), uri, stop, options.retry_failed, finished)
     if options.json:
         print(json.dumps(_as_json(plan, outcomes)))
     else:
         _print(plan, outcomes)
     return 3 if any(outcome.status == "failed" for outcome in outcomes) else 0
+
+
+def _finished(plan: Plan, options: argparse.Namespace) -> Mapping[str, Exported]:
+    if not options.finished:
+        if options.any_version:
+            raise ConfigError("--any-version is about files; give one with --finished")
+        return {}
+    from persafl_lit.sweep.finished import read_finished
+
+    found = read_finished(plan, options.finished, options.any_version)
+    for note in found.notes:
+        print(f"persafl: {note}", file=sys.stderr)
+    return found.trials
 
 
 def sweep_file(name: str) -> Path:
@@ -77,7 +93,7 @@ def _launcher(options: argparse.Namespace, plan: Plan, uri: str) -> Launcher:
 # -- what it would do -------------------------------------------------------------------------------------------------
 
 
-def _dry_run(plan: Plan, lanes: int) -> int:
+def _dry_run(plan: Plan, lanes: int, finished: Mapping[str, Exported]) -> int:
     from persafl_lit.sweep.board import duration
     from persafl_lit.sweep.trials import first_trials
 
@@ -85,26 +101,49 @@ def _dry_run(plan: Plan, lanes: int) -> int:
     if adaptive:
         print(f"{plan.name}: {adaptive.trials} trials in each of {len(plan.blocks)} blocks, each proposed from what came of those before it")
     trials = first_trials(plan)  # of an adaptive search, as many by chance: enough to time it
+    from persafl_lit.tracking import store_uri
+    from persafl_lit.tracking.family import finished_summaries
+
+    done = {} if adaptive else finished_summaries(store_uri(plan.tracking.uri), plan.name)
+    places = {trial: exported.file for trial, exported in finished.items()} | dict.fromkeys(done, "the store")
+    done = {trial.hash: finished[trial.hash].summary(trial) for trial in trials if trial.hash in finished} | done
+    chosen = _second_stage(plan, trials, done)
+    trials += chosen
     for number, trial in enumerate(() if adaptive else trials, 1):
-        print(f"{number:>4}  {trial.hash}  {trial.name}")
+        print(f"{number:>4}  {trial.hash}  {trial.name}{f'  (in {places[trial.hash]})' if trial.hash in places else ''}")
+    methods, later = {trial.method for trial in trials}, len(plan.seeds) - 1 if plan.two_stages and not chosen else 0
     more = ""
-    if plan.two_stages and len(plan.seeds) > 1:
-        methods = len({trial.method for trial in trials})
-        more = f", then each method's best by {plan.select.metric} on {len(plan.seeds) - 1} more seeds: {methods * (len(plan.seeds) - 1)} trials"
-    print(f"{len(trials)} trials{more}")
+    if later:
+        more = f", then each method's best by {plan.select.metric} on {later} more seeds: {len(methods) * later} trials"
+    left = [trial for trial in trials if trial.hash not in places]
+    words = f"; {len(trials) - len(left)} are finished, {len(left)} remain" if len(left) < len(trials) else ""
+    print(f"{len(trials)} trials{words}{more}")
+    if not left and not more:
+        print("nothing was started")
+        return 0
     try:
         print("timing one visit of each kind ...", file=sys.stderr)
         from persafl_lit.sweep.estimate import Estimate
 
         estimate = Estimate()
-        seconds = estimate.of(trials, lanes)
+        seconds = estimate.of(left, lanes) if left else 0.0
         if more:
-            each = [max(estimate.one(trial.config) for trial in trials if trial.method == method) for method in {trial.method for trial in trials}]
-            seconds += sum(each) * (len(plan.seeds) - 1) / lanes
+            seconds += sum(max(estimate.one(trial.config) for trial in trials if trial.method == method) for method in methods) * later / lanes
         print(f"about {duration(seconds)} with {lanes} at a time on this machine; nothing was started")
     except PersaflError as error:
         print(f"no estimate of the time: {error}")
     return 0
+
+
+def _second_stage(plan: Plan, trials: Sequence[Trial], done: Mapping[str, Mapping[str, Any]]) -> list[Trial]:
+    """Its trials, if all of the first are finished; `done` are their summaries."""
+    from persafl_lit.sweep.outcome import Outcome, choose
+    from persafl_lit.sweep.trials import on_other_seeds
+
+    if not plan.two_stages or any(trial.hash not in done for trial in trials):
+        return []
+    outcomes = [Outcome(trial, "", "finished", done[trial.hash]) for trial in trials]
+    return on_other_seeds(plan, [best.trial for best in choose(outcomes, plan.select)])
 
 
 # -- what came of it --------------------------------------------------------------------------------------------------
@@ -121,7 +160,10 @@ def _print(plan: Plan, outcomes: Sequence[Outcome]) -> None:
 
     console = Console(highlight=False)
     counts = Counter(outcome.status for outcome in outcomes)
-    console.print(f"{plan.name}: {len(outcomes)} trials, {', '.join(f'{count} {status}' for status, count in counts.items())}", soft_wrap=True)
+    words = ", ".join(f"{count} {status}" for status, count in counts.items())
+    files = Counter(outcome.imported for outcome in outcomes if outcome.imported)
+    words += "".join(f", {count} of them from {file}" for file, count in files.items())
+    console.print(f"{plan.name}: {len(outcomes)} trials, {words}", soft_wrap=True, markup=False)
     table = Table(title=f"Each method's best setting by {plan.select.metric}, mean over seeds", title_justify="left", box=SIMPLE_HEAD)
     kind = plan.select.metric.partition(".")[0]
     for name in ("method", "setting"):

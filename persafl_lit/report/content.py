@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from persafl_lit.errors import ConfigError
 from persafl_lit.report import rows
 from persafl_lit.report.aggregate import ACCURACY, Task, Trial, tasks_of
 from persafl_lit.report.charts import charts_of, value_chart
+from persafl_lit.report.export import curves_csv, runs_csv
 from persafl_lit.report.keys import NONE, differing
 from persafl_lit.report.record import Record
 from persafl_lit.report.series import Chart, Heat, file_stem
@@ -59,7 +59,7 @@ def content_of(records: Sequence[Record], title: str, levels: Sequence[float] = 
     strangers = [record for record in records if id(record) not in known]
     run_rows = [row for task, name in zip(tasks, names, strict=True) for row in rows.run_rows(task.records, task, name)]
     run_rows += rows.run_rows(strangers, None, "")
-    files = _csv_files(tasks, names, run_rows)
+    files = _csv_files(records, tasks, names)
     return Content(title, _lead(records, tasks), parts, rows.run_table(run_rows), missing(records, tasks), _words(parts), files)
 
 
@@ -141,11 +141,11 @@ def _progress(records: Sequence[Record]) -> str:
     return f"{text}; {failed} failed, {pruned} pruned." if pruned else f"{text}; {failed} failed."
 
 
-def _csv_files(tasks: Sequence[Task], names: Sequence[str], run_rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+def _csv_files(records: Sequence[Record], tasks: Sequence[Task], names: Sequence[str]) -> dict[str, str]:
     named = list(zip(tasks, names, strict=True))
     return {
         "summary.csv": to_csv([row for task, name in named for row in rows.summary_rows(task, name)], rows.SUMMARY_COLUMNS),
-        "runs.csv": to_csv(run_rows, rows.RUN_COLUMNS),
-        "curves.csv": to_csv([row for task, name in named for row in rows.curve_rows(task, name)], rows.CURVE_COLUMNS),
+        "runs.csv": runs_csv(records),
+        "curves.csv": curves_csv(records),
         "clients.csv": to_csv([row for task, name in named for row in rows.client_rows(task, name)], rows.CLIENT_COLUMNS),
     }

@@ -32,6 +32,11 @@ class Record:
     """Stopped by its sweep on purpose: KILLED, but not interrupted."""
     planned: int | None = None
     """How many trials its sweep has, as far as known, if the whole sweep was asked for."""
+    trial: str = ""
+    """The hash of its config."""
+    version: str = ""
+    """The persafl_lit that made it."""
+    commit: str = ""
 
     @property
     def method(self) -> str:

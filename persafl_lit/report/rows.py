@@ -1,4 +1,4 @@
-"""The rows of the tables: methods, runs, curves, clients."""
+"""The rows of the tables: methods, runs, clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ REFERENCE = "fedavg"
 HELD_OUT = "held-out clients"
 SUMMARY_COLUMNS = ("task", "method", "setting", "seeds", "seeds_begun", "selected_on")
 RUN_COLUMNS = ("task", "run_id", "method", "setting", "seed", "status", "val", "test", "error")
-CURVE_COLUMNS = ("task", "method", "setting", "chosen", "seed", "run_id", "status", "sim_time", "updates", "accuracy.test", "accuracy.val")
 CLIENT_COLUMNS = ("task", "method", "setting", "chosen", "seed", "run_id", "status", "client", "arrivals")
 
 
@@ -143,7 +142,7 @@ def _seeds(trial: Trial) -> str:
     return str(len(trial.runs)) if len(trial.runs) == trial.begun else f"{len(trial.runs)} of {trial.begun}"
 
 
-# -- runs, curves and clients -----------------------------------------------------------------------------------------
+# -- runs and clients --------------------------------------------------------------------------------------------------
 
 
 def run_rows(records: Sequence[Record], task: Task | None, name: str) -> list[dict[str, Any]]:
@@ -163,16 +162,6 @@ def run_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     kept = [key for key in ("method", "task", "setting", "seed", "status") if key != "task" or any(row["task"] for row in rows)]
     cells = [[*(str(row[key]) for key in kept), number_text(row["val"]), number_text(row["test"]), str(row["run_id"])] for row in rows]
     return Table((*kept, "validation", "test", "run"), cells, frozenset({"validation", "test"}), frozenset({"task", "setting"}))
-
-
-def curve_rows(task: Task, name: str) -> list[dict[str, Any]]:
-    """Every evaluation of every run, also of those that did not finish."""
-    rows = []
-    for record, identity in _identified(task, name):
-        times = record.curves.get("sim_time") or []
-        fitting = {key: values for key, values in record.curves.items() if len(values) == len(times)}
-        rows += [identity | {key: values[i] for key, values in fitting.items()} for i in range(len(times))]
-    return rows
 
 
 def client_rows(task: Task, name: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Study:
     def __init__(self, plan: Plan, block: Block, storage: Any) -> None:
         assert plan.search is not None
         self.plan, self.block, self.wanted = plan, block, plan.search.trials
+        self.example = make_trial(plan, block, _end(block, 0), plan.seeds[0])
         kept = {study.study_name: study for study in optuna.get_all_study_summaries(storage)}
         # Known by what it searches, so that a file that was changed begins a search of its own.
         what = repr((block.fixed, block.varied, plan.seeds[0], plan.overrides, plan.select.metric))
@@ -77,8 +78,7 @@ class Adaptive:
         for block in plan.blocks:
             if not block.varied:
                 raise ConfigError(f"{plan.place(block)}: a search needs something to vary; give a key a list or a range")
-            for end in (0, -1):  # refused now rather than later
-                make_trial(plan, block, _end(block, end), plan.seeds[0])
+            make_trial(plan, block, _end(block, -1), plan.seeds[0])  # refused now rather than later
         storage = optuna.storages.RDBStorage(f"sqlite:///{folder.absolute()}/optuna.db")
         self._plan = plan
         self._studies = [Study(plan, block, storage) for block in plan.blocks]
@@ -89,8 +89,13 @@ class Adaptive:
     def total(self) -> int:
         return sum(max(study.wanted, study.done()) for study in self._studies)
 
-    def waiting(self) -> Counter[str]:
-        return Counter({str(study.block.fixed.get("method", "")): study.wanted - study.done() for study in self._studies})
+    def waiting(self) -> Sequence[Trial]:
+        """As many as are to come, with the first values of their ranges."""
+        left = [(study, study.wanted - study.done()) for study in self._studies]
+        return [study.example for study, count in left for _ in range(count)]
+
+    def settle(self, done: Callable[[Trial], bool]) -> None:
+        """Those of an earlier start are the first that are handed out."""
 
     def next(self) -> Trial | None:
         if self._ended:  # of an earlier start: the store knows what came of them

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -13,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from persafl_lit.sweep.forecast import Forecast, makespan
 from persafl_lit.sweep.outcome import Outcome
 from persafl_lit.sweep.perform import Message
 from persafl_lit.sweep.trials import Trial
@@ -23,27 +26,38 @@ MOST_LINES = 8
 @dataclass
 class Running:
     trial: Trial
-    began: float = field(default_factory=time.monotonic)
+    began: float
+    """When it was started; once it has said something, since then."""
     updates: int = 0
     total: int = 0
     score: str = ""
+    resumed_at: float = 0.0
+    """The share that its checkpoint had."""
 
     @property
     def share(self) -> float:
         return self.updates / self.total if self.total else 0.0
 
+    @property
+    def progress(self) -> float:
+        """The share that was done here."""
+        return self.share - self.resumed_at
+
 
 class Board:
     """Trials done, under way with their progress, failed, and the time left."""
 
-    def __init__(self, title: str, total: int, lanes: int) -> None:
+    def __init__(self, title: str, total: int, lanes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.title, self.total, self.lanes = title, total, lanes
         self.running: dict[str, Running] = {}
         self.counts: Counter[str] = Counter()
         self.failures: list[Outcome] = []
-        self.waiting: Counter[str] = Counter()
-        """Trials to come, by method."""
-        self._seconds: dict[str, list[float]] = {}
+        self.waiting: Sequence[Trial] = ()
+        """Trials to come."""
+        self.later: Sequence[Sequence[Trial]] = ()
+        """Trials of a second stage that is not chosen yet: for each, those of which it will be one on another seed."""
+        self._forecast = Forecast()
+        self._clock = clock
         self._console = Console(stderr=True, highlight=False)
         self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=2, transient=True)
 
@@ -62,11 +76,14 @@ class Board:
         self._console.print(text, soft_wrap=True, markup=False)
 
     def starts(self, trial: Trial) -> None:
-        self.running[trial.hash] = Running(trial)
+        self.running[trial.hash] = Running(trial, self._clock())
 
     def goes_on(self, trial: Trial, message: Message) -> None:
         running = self.running[trial.hash]
+        first = not running.total
         running.updates, running.total = message["updates"], message["total"]
+        if first:
+            running.began, running.resumed_at = self._clock(), running.share
         if point := message.get("point"):
             accuracy = point.get("accuracy.test")
             running.score = f"accuracy {accuracy:.3f}" if accuracy is not None and accuracy == accuracy else f"loss {point['loss.test']:.4g}"
@@ -77,13 +94,13 @@ class Board:
     def ends(self, outcome: Outcome, before: bool = False) -> None:
         """A trial is done; `before` this sweep was started."""
         self.counts[outcome.status] += 1
-        running = self.running.pop(outcome.trial.hash, None)
+        self.running.pop(outcome.trial.hash, None)
         if outcome.status == "failed":
             self.failures.append(outcome)
+        if outcome.summary is not None and outcome.summary.get("wall_seconds") and not outcome.imported:  # another machine has its own pace
+            self._forecast.finished(outcome.trial, outcome.summary["wall_seconds"], outcome.summary.get("evaluation_share") or 0.0)
         if before:
             return
-        if running is not None and outcome.status == "finished":
-            self._seconds.setdefault(outcome.trial.method, []).append(time.monotonic() - running.began)
         if not self._console.is_terminal or outcome.status == "failed":
             accuracy = outcome.value("accuracy.test")
             what = f"{outcome.status}: {outcome.error}" if outcome.error else f"accuracy {accuracy:.4f}" if accuracy is not None else outcome.status
@@ -92,21 +109,24 @@ class Board:
     # -- the view -----------------------------------------------------------------------------------------------------
 
     def seconds_left(self) -> float | None:
-        """From what finished trials of the same method took, else of any, else from the progress of those under way."""
-        everything = [seconds for times in self._seconds.values() for seconds in times]
-        now = time.monotonic()
-        guesses = [(now - run.began) / run.share for run in self.running.values() if run.share > 0.05]
-        usual = sum(everything) / len(everything) if everything else sum(guesses) / len(guesses) if guesses else None
-        if usual is None:
+        """Trials under way, those that wait, and the second stage after them."""
+        now, runs, choices = self._clock(), list(self.running.values()), [trial for trials in self.later for trial in trials]
+        paces = [(run.trial, (now - run.began) / run.progress) for run in runs if run.progress > 0.05]
+        seconds = self._forecast.seconds([*(run.trial for run in runs), *self.waiting, *choices], paces)
+        if seconds is None:
             return None
+        expected = iter(seconds)
+        under_way = [self._seconds_left_of(run, next(expected), now) for run in runs]
+        waiting = [next(expected) for _ in self.waiting]
+        later = [statistics.fmean(next(expected) for _ in trials) for trials in self.later]
+        return makespan(under_way, waiting, self.lanes) + makespan([], later, self.lanes)
 
-        def expected(method: str) -> float:
-            times = self._seconds.get(method)
-            return sum(times) / len(times) if times else usual
-
-        work = sum(expected(method) * count for method, count in self.waiting.items())
-        work += sum(expected(run.trial.method) * (1 - run.share) for run in self.running.values())
-        return work / self.lanes
+    def _seconds_left_of(self, run: Running, expected: float, now: float) -> float:
+        """As others of its kind took, and the further it is the more by its own pace."""
+        elapsed = now - run.began
+        if run.progress <= 0:
+            return max(expected * (1 - run.share) - elapsed, 0.0)
+        return (1 - run.share) * (elapsed + (1 - run.progress) * expected)  # progress * (elapsed / progress) + (1 - progress) * expected
 
     def _left(self, form: str) -> str:
         seconds = self.seconds_left()

@@ -8,18 +8,20 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from persafl_lit import errors
 from persafl_lit.errors import ConfigError, Interrupted
 from persafl_lit.sweep.board import Board
+from persafl_lit.sweep.finished import Exported
 from persafl_lit.sweep.outcome import Outcome, as_csv, choose, table
 from persafl_lit.sweep.perform import Message, Order, forget
 from persafl_lit.sweep.plan import Plan
-from persafl_lit.sweep.trials import Trial, first_trials, on_other_seeds
-from persafl_lit.tracking.family import PLANNED, PRUNED, Family
+from persafl_lit.sweep.trials import Trial, first_trials, on_other_seeds, timeline_of
+from persafl_lit.tracking.family import IMPORTED, PLANNED, PRUNED, Family
 
 ATTEMPTS = 3
 """How often a trial is begun, in one sweep, before its accidents count as a failure."""
@@ -52,8 +54,11 @@ class Supply(Protocol):
     def next(self) -> Trial | None:
         """None when there is none to begin now; all are done when none is under way either."""
 
-    def waiting(self) -> Counter[str]:
-        """Trials to come, by method."""
+    def waiting(self) -> Sequence[Trial]:
+        """Trials to come; of a search, trials like them."""
+
+    def settle(self, done: Callable[[Trial], bool]) -> None:
+        """Leave out those that are done, in order, as far as they are known."""
 
     def prunes(self, trial: Trial, message: Message) -> bool:
         """At an evaluation: whether to give the trial up."""
@@ -74,8 +79,11 @@ class Listed:
     def next(self) -> Trial | None:
         return self._trials.pop() if self._trials else None
 
-    def waiting(self) -> Counter[str]:
-        return Counter(trial.method for trial in self._trials)
+    def waiting(self) -> Sequence[Trial]:
+        return self._trials[::-1]
+
+    def settle(self, done: Callable[[Trial], bool]) -> None:
+        self._trials = [trial for trial in self.waiting() if not done(trial)][::-1]
 
     def prunes(self, trial: Trial, message: Message) -> bool:
         return False
@@ -88,10 +96,19 @@ class Conductor:
     """Walks one sweep. The store is the memory: a trial is done when its run there is."""
 
     def __init__(
-        self, plan: Plan, launcher: Launcher, family: Family, uri: str, board: Board, should_stop: Callable[[], bool], retry_failed: bool = False
+        self,
+        plan: Plan,
+        launcher: Launcher,
+        family: Family,
+        uri: str,
+        board: Board,
+        should_stop: Callable[[], bool],
+        retry_failed: bool = False,
+        finished: Mapping[str, Exported] = MappingProxyType({}),
     ) -> None:
+        """`finished` are trials that ran elsewhere, by hash."""
         self._plan, self._launcher, self._family, self._uri, self._board = plan, launcher, family, uri, board
-        self._should_stop, self._retry_failed = should_stop, retry_failed
+        self._should_stop, self._retry_failed, self._finished = should_stop, retry_failed, finished
         self._before = family.children()
         self._attempts: Counter[str] = Counter()
         self._again: list[Trial] = []
@@ -107,7 +124,13 @@ class Conductor:
 
     def conduct(self, supply: Supply) -> None:
         """All trials, and in two stages each method's best on the other seeds."""
+        if self._plan.two_stages:
+            methods: dict[str, list[Trial]] = {}
+            for trial in supply.waiting():
+                methods.setdefault(trial.method, []).append(trial)
+            self._board.later = [trials for trials in methods.values() for _ in self._plan.seeds[1:]]
         self._walk(supply)
+        self._board.later = ()
         if self._plan.two_stages and len(self._plan.seeds) > 1:
             best = choose(self.outcomes, self._plan.select)
             if not best:
@@ -119,6 +142,8 @@ class Conductor:
             self._walk(second)
 
     def _walk(self, supply: Supply) -> None:
+        supply.settle(lambda trial: self._settled(supply, trial))
+        self._say_what_is_left(supply)
         while True:
             while not self._should_stop() and self._launcher.free():
                 trial = self._again.pop() if self._again else supply.next()
@@ -126,10 +151,7 @@ class Conductor:
                     break
                 if trial.hash in self._running:  # a search asks for the same again: it will hear
                     continue
-                self._outcomes.setdefault(trial.hash, None)
-                if (known := self._known(trial)) is not None:
-                    self._record(supply, known, before=True)
-                else:
+                if not self._settled(supply, trial):
                     self._start(trial)
             self._board.waiting = supply.waiting()
             if self._should_stop():
@@ -137,6 +159,14 @@ class Conductor:
             if not self._running and not self._again:
                 return
             self._hear(supply)
+
+    def _say_what_is_left(self, supply: Supply) -> None:
+        """Of a sweep that is begun again, before its first trial."""
+        waiting = supply.waiting()
+        resumed = sum(path.exists() for path in {trial.config.checkpoint_path for trial in waiting})
+        if waiting and (self.outcomes or resumed) and not self._run_ids:
+            rest = f"; {resumed} of the others {'goes' if resumed == 1 else 'go'} on from a checkpoint" if resumed else ""
+            self._board.say(f"{len(self.outcomes)} of {self._board.total} trials are done already{rest}")
 
     def abandon(self) -> None:
         """End trials under way at once; the next sweep goes on from their checkpoints."""
@@ -147,21 +177,42 @@ class Conductor:
             if child.status == "RUNNING" and hash not in self._run_ids and self._outcomes.get(hash) is None:
                 self._family.end(child.run_id, "KILLED", "interrupted")
 
+    def _settled(self, supply: Supply, trial: Trial) -> bool:
+        """Whether a trial needs no work; its outcome is recorded then."""
+        self._outcomes.setdefault(trial.hash, None)
+        if (known := self._known(trial)) is None:
+            return False
+        self._record(supply, known, before=True)
+        return True
+
     def _known(self, trial: Trial) -> Outcome | None:
         """What is in the store about a trial that needs no work."""
         child = self._before.get(trial.hash)
         if (outcome := self._outcomes[trial.hash]) is not None:  # a search may ask for the same again
             return outcome
-        if child is None or self._attempts[trial.hash]:
+        if self._attempts[trial.hash]:
             return None
-        if child.status == "FINISHED" and (summary := self._family.summary(child.run_id)) is not None:
+        if child is not None and child.status == "FINISHED" and (summary := self._family.summary(child.run_id)) is not None:
             forget(trial.config.checkpoint_path)  # killed between the end of its run and its own
-            return Outcome(trial, child.run_id, "finished", summary)
+            return Outcome(trial, child.run_id, "finished", summary, imported=child.imported)
+        if trial.hash in self._finished:
+            return self._adopt(trial, self._finished[trial.hash])
+        if child is None:
+            return None
         if child.pruned:
             return Outcome(trial, child.run_id, "pruned")
         if child.status == "FAILED" and child.error.partition(":")[0] in BY_NATURE and not self._retry_failed:
             return Outcome(trial, child.run_id, "failed", error=child.error)
         return None
+
+    def _adopt(self, trial: Trial, exported: Exported) -> Outcome:
+        """A trial that ran elsewhere becomes a finished run of this store: reports and the next start find it there."""
+        tags = {IMPORTED: exported.file, "persafl.version": exported.version, "mlflow.source.git.commit": exported.commit}
+        summary, timeline = exported.summary(trial), timeline_of(trial.config)
+        text = timeline.to_csv() if timeline is not None and len(timeline) == summary["updates"] else None
+        run_id = self._family.adopt(trial.config, trial.name, tags, summary, exported.curves, text)
+        forget(trial.config.checkpoint_path)
+        return Outcome(trial, run_id, "finished", summary, imported=exported.file)
 
     def _start(self, trial: Trial) -> None:
         run_id = self._family.child(trial.config, trial.name)
@@ -239,8 +290,15 @@ def supply_of(plan: Plan, folder: Path) -> Supply:
     return Adaptive(plan, folder)
 
 
-def sweep(plan: Plan, launcher: Launcher, uri: str, should_stop: Callable[[], bool] = lambda: False, retry_failed: bool = False) -> list[Outcome]:
-    """Run what is not done of a sweep, and keep its table. `uri` is the tracking store."""
+def sweep(
+    plan: Plan,
+    launcher: Launcher,
+    uri: str,
+    should_stop: Callable[[], bool] = lambda: False,
+    retry_failed: bool = False,
+    finished: Mapping[str, Exported] = MappingProxyType({}),
+) -> list[Outcome]:
+    """Run what is not done of a sweep, and keep its table. `uri` is the tracking store, `finished` are trials that ran elsewhere."""
     from persafl_lit.tracking import sync
     from persafl_lit.tracking.store import open_store
 
@@ -252,11 +310,11 @@ def sweep(plan: Plan, launcher: Launcher, uri: str, should_stop: Callable[[], bo
         family = Family(store, plan.tracking.experiment, plan.name, varied_together(plan), plan.select.metric)
         family.tell(text=plan.source.text, name="sweep.yaml")
         family.tell(tags={PLANNED: str(supply.total())})
-        done = sum(child.status == "FINISHED" for child in family.children().values())
-        launcher.begin(supply.total() - done)
+        done = finished.keys() | {trial for trial, child in family.children().items() if child.status == "FINISHED"}
+        launcher.begin(sum(trial.hash not in done for trial in supply.waiting()))
         status = "KILLED"
         with Board(plan.name, supply.total(), launcher.lanes) as board:
-            conductor = Conductor(plan, launcher, family, uri, board, should_stop, retry_failed)
+            conductor = Conductor(plan, launcher, family, uri, board, should_stop, retry_failed, finished)
             try:
                 conductor.conduct(supply)
                 status = "FINISHED"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -16,10 +15,11 @@ from persafl_lit.executors import Worker
 from persafl_lit.experiment import evaluated_clients, evaluation_moments
 from persafl_lit.messages import Evaluate, Train
 from persafl_lit.models import MODELS
+from persafl_lit.sweep.forecast import EACH, kind_of, makespan
 from persafl_lit.sweep.trials import Trial
 
-START, EACH = 10.0, 3.0
-"""Seconds of wall time until processes have imported everything, and that a trial takes beside its arithmetic (data, tracking, picture)."""
+START = 10.0
+"""Seconds of wall time until processes have imported everything."""
 REPEATS = 5
 
 
@@ -32,8 +32,7 @@ class Estimate:
 
     def of(self, trials: Sequence[Trial], lanes: int) -> float:
         """With `lanes` at a time."""
-        work = [self.one(trial.config) for trial in trials]
-        return START + max(sum(work) / lanes, max(work, default=0.0))
+        return START + makespan([], [self.one(trial.config) for trial in trials], lanes)
 
     def one(self, config: Config) -> float:
         with quiet_single_threaded_torch():
@@ -47,7 +46,7 @@ class Estimate:
         return EACH + len(timeline) * visit + (points + len(work.finetune) - 1) * len(evaluated) * evaluation
 
     def _worker(self, config: Config) -> Worker:
-        key = _key(config, "data", "model", "clients", "method", "batch_size", "precision", "derivatives", "local_steps")
+        key = kind_of(config, "clients", "local_steps")
         if key not in self._workers:
             federation = config.build("data", DATASETS).federation(config.clients, config.seed)
             backbone = build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
@@ -56,7 +55,7 @@ class Estimate:
 
     def _seconds(self, config: Config, worker: Worker) -> tuple[float, float]:
         """Of one client's visit, and of one client's evaluation by one rule."""
-        key = _key(config, "data", "model", "method", "batch_size", "precision", "derivatives", "local_steps", "eval")
+        key = kind_of(config, "local_steps")
         if key not in self._speeds:
             read, common = {"w": worker.start}, tuple(worker.work.finetune)[:1]
             clients = [index % worker.work.federation.trained() for index in range(REPEATS + 1)]
@@ -73,10 +72,3 @@ def _usual(work: Callable[[int], Any], clients: Sequence[int]) -> float:
         work(client)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds[1:])
-
-
-def _key(config: Config, *groups: str) -> str:
-    values: dict[str, Any] = {group: config.values[group] for group in groups}
-    if "method" in values:  # its step sizes change no time
-        values["method"] = {key: config.method.get(key) for key in ("name", "objective", "inner_steps", "hvp")}
-    return json.dumps(values, sort_keys=True)

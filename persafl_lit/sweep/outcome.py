@@ -39,6 +39,8 @@ class Outcome:
     """finished, failed or pruned."""
     summary: Mapping[str, Any] | None = None
     error: str = ""
+    imported: str = ""
+    """The file that it is from, if it ran elsewhere."""
 
     def value(self, column: str) -> Any:
         return None if self.summary is None else get(self.summary, column)
@@ -86,7 +88,7 @@ def table(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
         flat = outcome.trial.config.flat()
         row = {"method": outcome.trial.method, **{key: _text(flat.get(key, flat.get(f"{key}.name"))) for key in varied}, "seed": outcome.trial.seed}
         row |= {"status": outcome.status, **{column: outcome.value(column) for column in COLUMNS}}
-        rows.append(row | {"trial": outcome.trial.hash, "error": outcome.error})
+        rows.append(row | {"trial": outcome.trial.hash, "error": outcome.error, "imported": outcome.imported})
     return rows
 
 

@@ -46,7 +46,7 @@ class Reporter:
 
     def on_run_start(self, experiment: Experiment) -> None:
         self._total = len(experiment.timeline)
-        self._tell({"updates": 0, "total": self._total})
+        self._tell({"updates": experiment.state.arrivals, "total": self._total})
         for point in experiment.points:  # from before a resume: a search that was begun again asks for them
             self.on_evaluation(point)
 
@@ -74,6 +74,7 @@ def forget(checkpoint: Path) -> None:
 def perform(order: Order, tell: Callable[[Message], None], should_stop: Callable[[], bool]) -> Message:
     """Exactly one of: summary, stopped, failed (by nature: it would fail again) or accident (worth another attempt)."""
     from persafl_lit.api import run
+    from persafl_lit.checkpoint import Checkpoint
     from persafl_lit.config import compose
 
     with contextlib.suppress(OSError):
@@ -86,7 +87,7 @@ def perform(order: Order, tell: Callable[[Message], None], should_stop: Callable
 
     try:
         try:
-            return attempt(resume=True)
+            return attempt(resume=Checkpoint(config.checkpoint_path).exists())
         except (TakenError, UnwritableError):
             raise
         except CheckpointError:  # one that cannot be used is no reason to lose the trial

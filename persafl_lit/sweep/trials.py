@@ -12,7 +12,7 @@ from persafl_lit.config import TABLES, Config, compose
 from persafl_lit.errors import ConfigError, PersaflError
 from persafl_lit.streams import rng
 from persafl_lit.sweep.plan import Block, Plan, Range
-from persafl_lit.timeline import Rounds
+from persafl_lit.timeline import Rounds, Timeline
 
 DIGITS = 4
 """Of a value drawn from a range: enough to differ, and short in a name."""
@@ -86,6 +86,16 @@ def make_trial(plan: Plan, block: Block, setting: Setting, seed: int) -> Trial:
     if not config.tracking.enabled:
         raise ConfigError("a sweep knows by tracking what is done: remove tracking.enabled=false")
     return Trial(config, block, setting, config.hash())
+
+
+def timeline_of(config: Config) -> Timeline | None:
+    """None where only the data, or a file that is not here, say what it is."""
+    if config.clients is None:
+        return None
+    try:
+        return config.timeline(config.clients - int(config.data.get("holdout_clients", 0)))
+    except PersaflError:
+        return None
 
 
 def _build_parts(config: Config) -> None:

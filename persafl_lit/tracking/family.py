@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persafl_lit import __version__
 from persafl_lit.errors import TrackingError, first_line
 from persafl_lit.tracking.environment import git_commit
-from persafl_lit.tracking.store import Store
-from persafl_lit.tracking.tracker import new_run
-from persafl_lit.tracking.unsent import Message, keep
+from persafl_lit.tracking.store import Store, open_store
+from persafl_lit.tracking.tracker import new_run, timestamp
+from persafl_lit.tracking.unsent import SQLITE, Message, keep
 from persafl_lit.tracking.view import experiment_tags
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 PRUNED = "persafl.pruned"
 SELECT = "persafl.select"
 """The metric by which a sweep chooses settings: what a report of it chooses by, too."""
+IMPORTED = "persafl.imported"
+"""Of a trial that ran elsewhere: the file that its results are from."""
 PLANNED = "persafl.planned"
 """Of the parent: how many trials the sweep has, as far as known."""
 
@@ -36,6 +40,18 @@ class Child:
     """RUNNING also when its process is gone."""
     error: str
     pruned: bool = False
+    imported: str = ""
+
+
+def finished_summaries(uri: str, name: str) -> dict[str, dict[str, Any]]:
+    """Of a sweep's finished trials, by hash; nothing is made where there is no store yet."""
+    if uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).exists():
+        return {}
+    store = open_store(uri)
+    everywhere = [experiment.experiment_id for experiment in store.client.search_experiments()]
+    runs = store.search(everywhere, f"tags.`persafl.sweep` = '{name}' and tags.`persafl.trial` != '' and attributes.status = 'FINISHED'")
+    texts = {run.data.tags["persafl.trial"]: store.text(run.info.run_id, "summary.json") for run in runs}
+    return {trial: json.loads(text) for trial, text in texts.items() if text}
 
 
 class Family:
@@ -57,7 +73,7 @@ class Family:
         self._children: dict[str, Child] = {}
         for run in store.search([self._experiment], f"tags.`mlflow.parentRunId` = '{self.parent}'"):
             tags = run.data.tags
-            child = Child(run.info.run_id, run.info.status, tags.get("persafl.error", ""), PRUNED in tags)
+            child = Child(run.info.run_id, run.info.status, tags.get("persafl.error", ""), PRUNED in tags, tags.get(IMPORTED, ""))
             known = self._children.setdefault(tags.get("persafl.trial", ""), child)
             if known is not child and known.status != "FINISHED":  # a copied store, or a launcher that was thought dead
                 self._children[tags["persafl.trial"]] = child
@@ -94,6 +110,31 @@ class Family:
         except ValueError:
             return None
         return found if isinstance(found, dict) else None
+
+    def adopt(
+        self, config: Config, name: str, tags: dict[str, str], summary: dict[str, Any], curves: dict[str, list[float]], timeline: str | None
+    ) -> str:
+        """A finished run of a trial that ran elsewhere, from what is known of it; `tags` say where it is from."""
+        run_id = self.child(config, name)
+        points = [dict(zip(curves, row, strict=True)) for row in zip(*curves.values(), strict=True)]
+        metrics = [
+            [key, value, timestamp(point["sim_time"]), int(point["updates"])]
+            for point in points
+            for key, value in point.items()
+            if key not in ("sim_time", "updates") and math.isfinite(value)
+        ]
+        summary = {"run_id": run_id, **summary}
+        self._send(
+            run_id,
+            {"tags": {"persafl.error": "", **tags}},
+            {"metrics": metrics},
+            {"text": config.yaml(), "name": "config.yaml"},
+            *([{"text": timeline, "name": "timeline.csv"}] if timeline is not None else []),
+            {"text": json.dumps({"summary": summary, "curves": curves, "clients": []}), "name": "results.json"},
+            {"text": json.dumps(summary, indent=2), "name": "summary.json"},
+            {"status": "FINISHED", "end_time": int(time.time() * 1000)},
+        )
+        return run_id
 
     def end(self, run_id: str, status: str, error: str = "", tags: dict[str, str] | None = None) -> None:
         """Close a child whose process could not."""

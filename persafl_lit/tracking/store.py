@@ -204,6 +204,9 @@ class Store:
             tags.get(SELECT) or None,
             PRUNED in tags,
             planned,
+            tags.get("persafl.trial", ""),
+            tags.get("persafl.version", ""),
+            tags.get("mlflow.source.git.commit", ""),
         )
 
     def _curves(self, run: Run) -> dict[str, list[float]]:
