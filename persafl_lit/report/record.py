@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from persafl_lit.timeline import Timeline
+
+
+def model_changed(summary: Mapping[str, Any] | None) -> bool:
+    """Whether the run that ended with this summary trained anything; what did not is no result. Runs of 0.1 tell only their versions."""
+    told = summary or {}
+    return bool(told.get("model_changed", told.get("versions") != 0))
 
 
 @dataclass(frozen=True)
