@@ -17,7 +17,7 @@ from tests.test_report import record
 
 SCREEN, PHONE = 1280, 400
 SPEED = {"persafl_me": 0.7, "persafl_maml": 0.6, "fedasync": 0.5, "scaffold": 0.25, "fedavg": 0.2}
-PLOTS = 10  # over time, concurrency, clients, staleness; three keys and their three pairs
+PLOTS = 13  # over time, concurrency, clients, staleness; three keys (curves and sensitivity) and their three pairs
 DRAWN = "[...document.querySelectorAll('div.plot')].filter(plot => plot.querySelector('.main-svg .trace, .main-svg .hm')).length"
 
 pytestmark = needs_chromium

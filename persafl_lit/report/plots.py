@@ -46,12 +46,16 @@ def _chart(chart: Chart) -> dict[str, Any]:
         x_axis |= {"tick0": 0, "dtick": max(1, math.ceil(max(max(series.x) for series in chart.series) / 10))}
     if chart.log_x:
         x_axis |= {"type": "log"}
+    if chart.unit:
+        x_axis |= {"tickformat": "~s", "ticksuffix": label_text(chart.unit)}
     if chart.ticks:
         x_axis |= {"tickmode": "array", "tickvals": [value for value, _ in chart.ticks], "ticktext": [label_text(text) for _, text in chart.ticks]}
     y_axis = GRID | {"title": {"text": label_text(chart.y_label)}}
     if chart.y_range:
         y_axis |= {"range": list(chart.y_range)}
     layout = _layout() | {"xaxis": x_axis, "yaxis": y_axis, "barmode": "overlay"}
+    if chart.others:  # names that were hidden stay so when the axis is switched
+        layout["legend"] |= {"uirevision": chart.name}
     return {"data": [trace for series in chart.series for trace in draw(chart, series)], "layout": layout}
 
 

@@ -39,6 +39,10 @@ class Record:
     """Stopped by its sweep on purpose: KILLED, but not interrupted."""
     planned: int | None = None
     """How many trials its sweep has, as far as known, if the whole sweep was asked for."""
+    target: str = ""
+    """What it was found by, where a report is of several targets."""
+    target_number: int = 0
+    """Which one of them, from 0."""
 
     @property
     def method(self) -> str:
