@@ -318,6 +318,7 @@ def test_a_run_whose_model_never_changed_is_shown_but_counts_nowhere(tmp_path):
     assert "no result: the model never changed" in (tmp_path / "accuracy.svg").read_text()
     alone = content_of([untrained()], "t")
     assert "nothing to compare yet; in 1 run the model never changed" in alone.lead[0]
+    assert "In 2 of the finished runs the model never changed: they are no results." in content.lead
 
 
 def test_runs_of_0_1_tell_by_their_versions_whether_the_model_changed():

@@ -129,6 +129,8 @@ def _lead(records: Sequence[Record], tasks: Sequence[Task]) -> list[str]:
     if not records:
         return ["There are no runs in this report."]
     lead = [_progress(records)]
+    if unchanged := sum(count for task in tasks for count in task.unchanged.values()):
+        lead.append(f"In {unchanged} of the finished runs the model never changed: {'it is no result' if unchanged == 1 else 'they are no results'}.")
     if not tasks:
         return [*lead, "None of them says which method it ran, so there is nothing to compare."]
     if len(tasks) == 1:

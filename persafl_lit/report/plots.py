@@ -54,9 +54,9 @@ def _chart(chart: Chart) -> dict[str, Any]:
     if chart.y_range:
         y_axis |= {"range": list(chart.y_range)}
     layout = _layout() | {"xaxis": x_axis, "yaxis": y_axis, "barmode": "overlay"}
-    if chart.others:  # names that were hidden stay so when the axis is switched
-        layout["legend"] |= {"uirevision": chart.name}
-    return {"data": [trace for series in chart.series for trace in draw(chart, series)], "layout": layout}
+    # By their uid, and with a legend that has not changed, hidden series stay hidden when the page switches to another axis.
+    traces = [trace | {"uid": f"{number}{trace.get('fill', '')}"} for number, series in enumerate(chart.series) for trace in draw(chart, series)]
+    return {"data": traces, "layout": layout}
 
 
 def _lines(chart: Chart, series: Series) -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ def _heat(heat: Heat) -> dict[str, Any]:
 
 
 def _layout() -> dict[str, Any]:
-    legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"}
+    legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left", "uirevision": "kept"}
     hover = {"bgcolor": "#FFFFFF", "align": "left", "font": FONT | {"size": 12}}
     return {
         "font": FONT,
