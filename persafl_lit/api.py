@@ -54,6 +54,10 @@ class Result:
     evaluation_share: float = 0.0
     """Of the workers' time."""
     bytes_per_transfer: int = 0
+    model_changed: bool = True
+    """If not, the run trained nothing and is no result: sweeps and reports leave it out."""
+    thinned_from: int | None = None
+    """How many evaluations there would have been if they had all fitted into the evaluation budget; None if they did."""
     federation: Federation | None = field(default=None, repr=False)
     memory: Mapping[int, Tensors] = field(default_factory=dict, repr=False)
     """What each client keeps; clients that keep nothing are not in it."""
@@ -99,6 +103,7 @@ class Result:
             "seed": self.config.seed,
             "updates": last.updates,
             "versions": last.updates // self.buffer,
+            "model_changed": self.model_changed,
             "sim_time": last.sim_time,
             "grad_evals": last.training["grad_evals"],
             "dropped": self.timeline.dropped,
@@ -110,6 +115,7 @@ class Result:
             "loss": _null_for_nan(last.loss()),
             "holdout": held_out,
             "beside": {rule: _null_for_nan(values) for rule, values in last.beside().items()},
+            "evaluations": {"made": len(self.points), "thinned_from": self.thinned_from},
             "evaluation_share": self.evaluation_share,
             "wall_seconds": self.wall_seconds,
             "notes": list(self.notes),
@@ -156,6 +162,8 @@ def run(
         fabric = make_fabric(config.accelerator, config.devices, config.precision, [*callbacks, *([tracker] if tracker else [])], loggers)
         worker = Worker(work_of(config, federation, _copied(backbone)), fabric)
         evaluated = evaluated_clients(federation, config.eval.clients, config.seed)
+        affordable = affordable_evaluations(worker.work, timeline, evaluated)
+        wanted, moments = (evaluation_moments(timeline.horizon, config.eval.every, most) for most in (math.inf, affordable))
 
         def build_model(state: State) -> L.LightningModule:
             trained = _copied(backbone)
@@ -169,7 +177,7 @@ def run(
                 rule,
                 executor,
                 config.eta,
-                evaluation_moments(timeline.horizon, config.eval.every, affordable_evaluations(worker.work, timeline, evaluated)),
+                moments,
                 evaluated,
                 build_model,
                 config.eval.gradient,
@@ -202,6 +210,8 @@ def run(
                     federation.notes + _notes(experiment),
                     executor.evaluation_share(),
                     worker.transfer_bytes,
+                    experiment.model_changed,
+                    len(wanted) if len(moments) < len(wanted) else None,
                     federation,
                     {client: slot.tensors for client, slot in experiment.state.memories.items()},
                     functools.partial(worker.state_dict, experiment.state.w),
@@ -260,9 +270,10 @@ def _notes(experiment: Experiment) -> tuple[str, ...]:
     notes = []
     if experiment.stopped:
         notes.append(f"a callback ended the run at simulated time {timeline.horizon:g}, after {len(timeline)} updates")
-    elif len(timeline) < buffer:
-        enough = "raise horizon or lower method.buffer"
-        notes.append(f"the model never changed: only {len(timeline)} updates arrived and the server waits for {buffer}; {enough}")
+    if not experiment.model_changed:
+        why = f"only {len(timeline)} updates arrived and the server waits for {buffer}; raise horizon or lower method.buffer"
+        why = f"none of {len(timeline)} updates entered it" if len(timeline) >= buffer or skipped == len(timeline) else why
+        notes.append(f"the model never changed: {why}. This is no result: sweeps and reports leave it out")
     if skipped:
         notes.append(f"{skipped} of {len(timeline)} updates were not finite, or made the model so, and were skipped; lower eta or set clip")
     return tuple(notes)

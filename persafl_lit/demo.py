@@ -36,6 +36,9 @@ def demo(overrides: Sequence[str]) -> int:
     )
     summaries = _run_all(configs, console)
     console.print(_table(summaries))
+    for method, summary in summaries.items():
+        for note in summary["notes"]:
+            console.print(f"note: {METHODS[method]}: {note}", soft_wrap=True)
     _explain(console, summaries, time.monotonic() - wall_start)
     return 0
 

@@ -155,6 +155,12 @@ class Experiment:
         self._identity = hashlib.sha256(seen.encode()).hexdigest()
         return self._identity
 
+    @property
+    def model_changed(self) -> bool:
+        """Whether any update has become part of a version of the shared model; where nothing is shared, of a client's own."""
+        versions = self.state.arrivals // self.rule.arrivals_per_version
+        return self.state.arrivals > self.state.skipped and (versions > 0 or not self.executor.worker.transfer_bytes)
+
     def wall_seconds(self) -> float:
         return self.wall_before + time.monotonic() - self._wall_start
 

@@ -323,3 +323,26 @@ def test_a_model_from_python_is_recorded_as_what_it_is():
 def test_a_run_that_never_fills_its_buffer_says_so():
     (note,) = run([*SMALL, "method=fedbuff", "method.buffer=50", "updates=10"]).notes
     assert note.startswith("the model never changed: only 10 updates arrived and the server waits for 50")
+
+
+def test_a_model_that_never_changed_is_told_from_one_that_is_not_shared():
+    waiting = run([*SMALL, "method=fedbuff", "method.buffer=50", "updates=10"])
+    assert (waiting.summary()["versions"], waiting.summary()["model_changed"], waiting.model_changed) == (0, False, False)
+    assert "sweeps and reports leave it out" in waiting.notes[0]
+    alone = run([*SMALL, "method=local", "method.buffer=50", "updates=10"])
+    assert (alone.summary()["versions"], alone.model_changed, alone.notes) == (0, True, ()), "clients' own models do change"
+    assert run([*SMALL, "method=fedbuff", "method.buffer=10", "updates=10"]).model_changed
+
+
+def test_a_model_that_every_update_would_have_made_infinite_never_changed():
+    skipped = run([*SMALL, "updates=6", "eta=1e18", "on_divergence=skip"])
+    assert (skipped.summary()["skipped"], skipped.summary()["versions"], skipped.model_changed) == (6, 6, False)
+    assert skipped.notes[0].startswith("the model never changed: none of 6 updates entered it")
+
+
+def test_the_summary_tells_when_evaluations_were_left_out_to_save_time():
+    few = run([*SMALL, "updates=10"])
+    assert few.summary()["evaluations"] == {"made": len(few.points), "thinned_from": 11}
+    assert len(few.points) < 11
+    asked = run([*SMALL, "updates=10", "eval.every=0.5"])
+    assert asked.summary()["evaluations"] == {"made": len(asked.points), "thinned_from": None}

@@ -104,6 +104,7 @@ def test_imports_go_downwards_only(path):
         ("omegaconf", {"written"}),
         ("matplotlib", {"timeline", "report"}),
         ("plotly", {"report"}),
+        ("scipy", {"report"}),
     ],
 )
 def test_libraries_stay_behind_their_fences(library, allowed):

@@ -8,6 +8,7 @@ import html
 import json
 import math
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -32,8 +33,8 @@ from persafl_lit.report.plots import label_text, plot, to_json
 from persafl_lit.report.record import Record
 from persafl_lit.report.rows import facts, summary_rows
 from persafl_lit.report.schedules import beginning, concurrency, staleness_shares
-from persafl_lit.report.tables import Table, bytes_text, markdown_text, with_spread
-from persafl_lit.settings import ADDED
+from persafl_lit.report.tables import Table, bytes_text, latex_text, markdown_text, ratio_text, with_spread
+from persafl_lit.settings import ADDED, ADDED_BESIDE
 from persafl_lit.timeline import Activity, Timeline
 from persafl_lit.timeline.jobs import jobs_to_timeline
 from persafl_lit.tracking import store_uri
@@ -80,56 +81,84 @@ def test_one_seed_has_no_spread():
     assert with_spread(spread([math.nan])) == "-"
 
 
-def test_time_to_a_level_is_linear_between_evaluations():
-    times, values = np.array([0.0, 10.0, 30.0]), np.array([0.1, 0.5, 0.7])
-    assert time_to_reach(times, values, 0.3) == pytest.approx(5.0)
-    assert time_to_reach(times, values, 0.6) == pytest.approx(20.0)
-    assert time_to_reach(times, values, 0.7) == pytest.approx(30.0)
-    assert time_to_reach(times, values, 0.1) == 0.0
-    assert time_to_reach(times, values, 0.71) is None
-    assert time_to_reach(times, -values, -0.3, sign=-1) == pytest.approx(5.0)
+def curve(times, test, **config):
+    """The mean curve of a single run."""
+    return mean_curve(task(record(val=test, test=test, times=times, **config)).chosen[0], "accuracy.test")
 
 
-def test_the_first_crossing_counts_even_if_the_curve_falls_again():
-    assert time_to_reach(np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 0.6, 0.2, 0.8]), 0.3) == pytest.approx(0.5)
+def test_the_time_of_a_level_is_known_to_within_one_evaluation():
+    seen = curve([0.0, 10.0, 30.0], (0.1, 0.5, 0.7))
+    assert time_to_reach(seen, 0.3) == (0.0, 10.0)
+    assert time_to_reach(seen, 0.6) == (10.0, 30.0)
+    assert time_to_reach(seen, 0.7) == (10.0, 30.0)
+    assert time_to_reach(seen, 0.1) == (0.0, 0.0), "there from the start"
+    assert time_to_reach(seen, 0.71) is None
+    assert time_to_reach(curve([0, 10], (0.9, 0.2)), 0.3, sign=-1) == (0, 10)
+    assert time_to_reach(curve([0, 1, 2, 3], (0.0, 0.6, 0.2, 0.8)), 0.3) == (0, 1), "the first crossing counts, though the curve falls again"
 
 
-def test_speed_up_compares_times_with_fedavg():
-    # 50, 80 and 95 % of 0.8 are 0.4, 0.64 and 0.76. FedAvg climbs 0.01 per second, the other 0.04.
-    slow = record("fedavg", test=(0.0, 0.6), times=[0, 60])
-    fast = record("fedasync", test=(0.0, 0.8), val=(0.0, 0.9), times=[0, 20])
-    told = {fact.trial.method: fact.times for fact in facts(task(slow, fast))}
+def test_a_time_is_no_finer_than_the_coarsest_of_the_seeds_grids():
+    # Seed 0 is evaluated at 0, 4, 8 and seed 1 at 0, 1, ..., 8; both are 0.1 t. The mean has 0.45 between 4 and 5, but seed 0 tells nothing before 8.
+    coarse = record(seed=0, val=(0, 0, 0), test=(0.0, 0.4, 0.8), times=[0, 4, 8])
+    fine = record(seed=1, val=[0] * 9, test=[0.1 * time for time in range(9)], times=list(range(9)))
+    mean = mean_curve(task(coarse, fine).chosen[0], "accuracy.test")
+    assert len(mean.x) == 9
+    assert time_to_reach(mean, 0.45) == (4.0, 8.0)
+
+
+def raced(slow, fast, step=10, **more):
+    """FedAvg and another method, evaluated every `step`."""
+    runs = [record("fedavg", val=slow, test=slow, times=[step * i for i in range(len(slow))])]
+    runs.append(record("fedasync", val=fast, test=fast, times=[step * i for i in range(len(fast))]))
+    (found,) = tasks_of(runs, **more)
+    return {fact.trial.method: fact.times for fact in facts(found)}
+
+
+def test_a_speed_up_is_the_range_that_the_evaluations_allow():
+    # 50, 80 and 95 % of the way from 0 to 0.8. FedAvg comes to 0.4 between 30 and 40, the other between 10 and 20: from 30/20 to 40/10 times.
+    told = raced((0.0, 0.1, 0.2, 0.3, 0.45, 0.5), (0.0, 0.3, 0.6, 0.7, 0.8, 0.8))
     assert list(told["fedavg"]) == pytest.approx([0.4, 0.64, 0.76])
-    assert told["fedasync"][0.4] == (pytest.approx(10.0), pytest.approx(4.0))
-    assert told["fedavg"][0.4] == (pytest.approx(40.0), pytest.approx(1.0))
-    assert told["fedavg"][0.64] == (None, None)
-    assert told["fedasync"][0.64] == (pytest.approx(16.0), None)
+    assert told["fedasync"][0.4] == ((10.0, 20.0), (1.5, 4.0), True)
+    assert told["fedasync"][0.4].text() == "10.0 to 20.0 (1.5x to 4x)"
+    assert (told["fedavg"][0.4].gain, told["fedavg"][0.4].text()) == (None, "30.0 to 40.0"), "nothing is compared with itself"
+    assert told["fedavg"][0.64].text() == "not reached"
+    assert told["fedasync"][0.64].text() == "20.0 to 30.0", "no ratio to what was not reached"
+    early = raced((0.0, 0.1, 0.2, 0.3, 0.45, 0.5), (0.0, 0.6, 0.8, 0.8, 0.8, 0.8))["fedasync"][0.4]
+    assert (early.gain, early.text()) == ((3.0, math.inf), "0.0 to 10.0 (at least 3x)")
 
 
-def test_where_fedavg_reaches_no_level_its_own_best_is_timed_too():
-    # 50 % of 0.8 is 0.4, which FedAvg never reaches. Its mean curve peaks at 0.2557, rounded down 0.255, above its start.
-    slow = record("fedavg", val=(0, 0, 0), test=(0.0, 0.2557, 0.25), times=[0, 51.14, 60])
-    fast = record("fedasync", test=(0.0, 0.8), val=(0.0, 0.9), times=[0, 20])
-    told = {fact.trial.method: fact.times for fact in facts(task(slow, fast))}
-    assert list(told["fedavg"]) == [0.255, 0.4, 0.64, 0.76]
-    assert told["fedavg"][0.255] == (pytest.approx(51.0), pytest.approx(1.0))  # it climbs 0.005 per second
-    assert told["fedasync"][0.255] == (pytest.approx(6.375), pytest.approx(8.0))  # and the other 0.04
-    never = record("fedavg", val=(0, 0), test=(0.2, 0.1), times=[0, 60])
-    assert list(facts(task(never, fast))[0].times) == [0.4, 0.64, 0.76], "a reference that only falls has nothing to time"
+def test_bounds_of_a_ratio_are_rounded_to_the_safe_side():
+    assert ratio_text(2.6999, 6.01) == "2.6x to 6.1x"
+    assert ratio_text(1.5, 4.0) == "1.5x to 4x"
+    assert ratio_text(0.0, 123.0) == "at most 130x"
+    assert ratio_text(12.34, math.inf) == "at least 12x"
+    assert ratio_text(0.0, math.inf) == "cannot be told"
+
+
+def test_no_speed_up_is_told_below_halfway_from_the_untrained_model_to_the_best():
+    # As in the demo: untrained 0.229, the best 0.829, halfway 0.529; FedAvg's best, 0.243, is no level worth timing.
+    slow, fast = (0.229, 0.235, 0.240, 0.243), (0.229, 0.6, 0.7, 0.829)
+    told = raced(slow, fast)
+    assert min(told["fedasync"]) >= (0.229 + 0.829) / 2
+    assert {timing.text() for timing in told["fedavg"].values()} == {"not reached"}
+    assert not any(timing.gain for timing in told["fedasync"].values())
+    asked = raced(slow, fast, levels=[0.243])
+    assert (asked["fedavg"][0.243].text(), asked["fedasync"][0.243].text()) == ("20.0 to 30.0", "0.0 to 10.0")
+    runs = [record("fedavg", val=slow, test=slow), record("fedasync", val=fast, test=fast)]
+    assert "No speed-up is told at 0.243: below halfway between the untrained model (0.229) and the best method (0.829)." in words_of(runs, [0.243])
 
 
 def test_levels_that_are_asked_for_are_the_ones_that_are_timed():
     runs = [record("fedavg", test=(0.0, 0.6), times=[0, 60]), record("fedasync", test=(0.0, 0.8), val=(0.0, 0.9), times=[0, 20])]
     (asked,) = tasks_of(runs, levels=[0.3, 0.7])
-    told = {fact.trial.method: fact.times for fact in facts(asked)}
-    assert told["fedasync"] == {0.3: (pytest.approx(7.5), pytest.approx(4.0)), 0.7: (pytest.approx(17.5), None)}
+    assert list(facts(asked)[0].times) == [0.3, 0.7]
     content = content_of(runs, "t", levels=[0.3, 0.7])
     assert {"time to 0.3", "time to 0.7"} <= set(content.parts[0].table.columns)
     assert any("The levels were asked for." in text for text in content.parts[0].words)
     with pytest.raises(ConfigError, match="no accuracy reaches a level above 1; got 70"):
         content_of(runs, "t", levels=[0.3, 70.0])
     losses = [record(metric="loss", val=(9, 2), test=(80.0, 60.0))]
-    assert list(facts(tasks_of(losses, levels=[70.0])[0])[0].times.values()) == [(pytest.approx(0.5), None)]
+    assert list(facts(tasks_of(losses, levels=[70.0])[0])[0].times.values()) == [((0, 1), None, True)]
 
 
 @pytest.mark.parametrize("levels", [["x"], ["0.5", "nan"], ["inf"], ["0"], ["-1"]])
@@ -156,7 +185,7 @@ def test_curves_on_different_grids_meet_on_their_union_as_far_as_both_go():
         record(seed=0, val=(0, 0, 0), test=(0.0, 0.2, 0.4), times=[0, 2, 4]), record(seed=1, val=(0, 0, 0), test=(0.0, 0.3, 0.9), times=[0, 1, 3])
     )
     curve = mean_curve(runs.chosen[0], "accuracy.test")
-    assert curve.times.tolist() == [0, 1, 2, 3]
+    assert curve.x.tolist() == [0, 1, 2, 3]
     assert curve.mean == pytest.approx([0.0, 0.2, 0.4, 0.6])
     assert curve.std == pytest.approx(np.array([0.0, 0.1, 0.2, 0.3]) * math.sqrt(2))
     assert curve.interpolated
@@ -195,6 +224,125 @@ def test_the_beginning_of_a_schedule_keeps_every_arrival_in_its_window():
     assert shown.arrives.tolist() == [1.0, 3.0]  # client 1 is not drawn, but its update reaches the server
     assert isinstance(shown.activity, Activity)
     assert shown.activity.read_at.tolist() == [0.0, 2.0]
+
+
+# -- intervals --------------------------------------------------------------------------------------------------------
+
+
+def test_the_confidence_interval_of_a_mean_is_students():
+    # t(0.975; 2) = 4.302653. Scores 0.6, 0.7, 0.8 have the deviation 0.1, so the mean 0.7 is known to -+ 4.302653 * 0.1 / sqrt 3.
+    chosen = task(*(record(seed=seed, test=(0.0, test)) for seed, test in enumerate((0.6, 0.7, 0.8)))).chosen[0]
+    assert chosen.test.interval == pytest.approx((0.7 - 0.2484138, 0.7 + 0.2484138), abs=1e-6)
+    # t(0.975; 1) = tan(0.475 pi) = 12.7062. Of 0.6 and 0.8 the standard error is 0.1.
+    assert spread([0.6, 0.8]).interval == pytest.approx((0.7 - 0.1 * math.tan(0.475 * math.pi), 0.7 + 0.1 * math.tan(0.475 * math.pi)))
+    assert all(math.isnan(end) for end in spread([0.6]).interval)
+
+
+def two_methods(seeds=(0, 1, 2)):
+    """fedavg is worse than persafl_me by 0.1, 0.2 and 0.3 on the same seeds, though both vary by more from seed to seed."""
+    best, behind = {0: 0.5, 1: 0.7, 2: 0.9}, {0: 0.1, 1: 0.2, 2: 0.3}
+    runs = [record("persafl_me", seed, val=(0, 0.9), test=(0, best[seed])) for seed in seeds]
+    return runs + [record("fedavg", seed, val=(0, 0.8), test=(0, best[seed] - behind[seed])) for seed in seeds]
+
+
+def test_differences_are_paired_by_seed():
+    # Differences -0.1, -0.2, -0.3: mean -0.2, deviation 0.1, -+ 4.302653 * 0.1 / sqrt 3. Unpaired, the scores' deviations would hide it.
+    first, second = facts(task(*two_methods()))
+    assert (first.trial.method, first.difference) == ("persafl_me", None)
+    assert second.difference.mean == pytest.approx(-0.2)
+    assert second.difference.interval == pytest.approx((-0.2 - 0.2484138, -0.2 + 0.2484138), abs=1e-6)
+    table = content_of(two_methods(), "t").parts[0].table
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert [row["difference to persafl_me"] for row in rows] == ["reference", "-0.200 [-0.448, 0.048]"]
+    assert [row["95 % CI"] for row in rows] == ["[0.203, 1.197]", "[0.252, 0.748]"]
+    assert "95 % CI is Student's t interval" in table.caption
+    assert "paired t test" in table.caption
+    (_, written) = csv.DictReader(content_of(two_methods(), "t").files["summary.csv"].splitlines())
+    assert (written["difference_to"], float(written["difference_seeds"])) == ("persafl_me", 3)
+    assert float(written["difference_ci_low"]) == pytest.approx(-0.4484138, abs=1e-6)
+    assert float(written["test_ci_high"]) == pytest.approx(0.5 + 0.2484138, abs=1e-6)
+
+
+def test_only_seeds_that_both_methods_have_are_paired():
+    runs = [run for run in two_methods() if not (run.method == "fedavg" and run.seed == 2)]
+    assert facts(task(*runs))[1].difference == (pytest.approx(-0.15), pytest.approx(math.sqrt(0.005)), 2)
+
+
+def test_one_seed_has_no_interval_and_the_report_says_so():
+    table = content_of(two_methods(seeds=(0,)), "t").parts[0].table
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert [row["95 % CI"] for row in rows] == ["-", "-"]
+    assert rows[1]["difference to persafl_me"] == "-0.100 (one seed)"
+    assert "One seed, so no interval: persafl_me, fedavg." in table.caption
+
+
+def test_differences_may_be_asked_for_against_a_method():
+    table = content_of(two_methods(), "t", against="fedavg").parts[0].table
+    assert [row[table.columns.index("difference to fedavg")] for row in table.rows] == ["+0.200 [-0.048, 0.448]", "reference"]
+    with pytest.raises(ConfigError, match="no result of 'fedavq' to compare with; there are fedavg, persafl_me. Did you mean 'fedavg'?"):
+        content_of(two_methods(), "t", against="fedavq")
+
+
+# -- runs that are no result, and curves that say little -----------------------------------------------------------------
+
+
+def untrained(method="fedavg", seed=0, score=0.95):
+    """No round was completed: a score that no training earned."""
+    summary = {"versions": 0, "model_changed": False, "notes": ["the model never changed"]}
+    return replace(record(method, seed, val=(score, score), test=(score, score)), summary=summary)
+
+
+def test_a_run_whose_model_never_changed_is_shown_but_counts_nowhere(tmp_path):
+    runs = [untrained("fedavg"), record("fedasync"), untrained("persafl_me", seed=1), record("persafl_me", val=(0, 0.9))]
+    found = task(*runs)
+    assert [trial.method for trial in found.chosen] == ["persafl_me", "fedasync"], "not selected"
+    assert (found.chosen[0].test.mean, found.chosen[0].test.seeds) == (0.7, 1), "not averaged"
+    assert not any(timing.gain for fact in facts(found) for timing in fact.times.values()), "no speed-up over it"
+    content = content_of(runs, "t")
+    table = content.parts[0].table
+    assert dict(zip(table.columns, table.rows[-1], strict=True)) == dict.fromkeys(table.columns, "-") | {
+        "method": "fedavg",
+        "chosen setting": "no result: the model never changed",
+        "versions": "0",
+    }
+    assert "versions" in content.runs.columns
+    assert [row[content.runs.columns.index("test")] for row in content.runs.rows].count("no result: the model never changed") == 2
+    assert [line[4] for line in content.missing.rows] == ["no result: the model never changed"] * 2
+    assert "No result: in fedavg 1 run, persafl_me 1 run the model never changed" in " ".join(content.parts[0].words)
+    chart = dict(content.parts[0].charts)["accuracy"]
+    assert [series.label for series in chart.series][-1] == "fedavg: no result: the model never changed"
+    assert "Not drawn, because the model never changed in them: runs of fedavg (1), persafl_me (1)." in chart.caption
+    written = {row["method"]: row for row in csv.DictReader(content.files["summary.csv"].splitlines())}
+    assert (written["fedavg"]["test_mean"], written["fedavg"]["note"]) == ("", "no result: the model never changed")
+    write_report(runs, "t", tmp_path)
+    assert "no result: the model never changed" in (tmp_path / "accuracy.svg").read_text()
+    alone = content_of([untrained()], "t")
+    assert "nothing to compare yet; in 1 run the model never changed" in alone.lead[0]
+    assert "In 2 of the finished runs the model never changed: they are no results." in content.lead
+
+
+def test_runs_of_0_1_tell_by_their_versions_whether_the_model_changed():
+    old = replace(record(), summary={"versions": 0})
+    assert task(old).chosen == []
+    assert len(task(replace(old, summary={"versions": 3})).chosen) == 1
+    assert len(task(replace(old, summary={"versions": 0, "model_changed": True})).chosen) == 1, "a method that shares nothing"
+
+
+def test_thinned_curves_and_those_with_few_points_are_marked():
+    thinned = replace(record("fedavg", val=[0.5] * 6, test=[0.5] * 6), summary={"evaluations": {"made": 6, "thinned_from": 11}})
+    content = content_of([thinned, record("fedasync")], "t")
+    table = content.parts[0].table
+    assert {row[0]: row[table.columns.index("evaluations")] for row in table.rows} == {"fedavg": "6 of 11", "fedasync": "2"}
+    chart = dict(content.parts[0].charts)["accuracy"]
+    assert "left out to keep within the evaluation budget: fedavg 6 of 11." in chart.caption
+    assert {series.label for series in chart.series} == {"fedavg", "fedasync (2 points)"}
+    words = " ".join(content.parts[0].words)
+    assert "Thinned curves: fedavg 6 of 11 evaluations" in words
+    assert "Curves with fewer than 5 points, which say little about their course, are marked: fedasync (2)." in words
+    whole = words_of([record(val=[0.5] * 5, test=[0.5] * 5)])
+    assert "Thinned" not in whole
+    assert "fewer than" not in whole
+    assert "6 of 11" in words_of([record(val=[0.5] * 6, test=[0.5] * 6, eval__every=None)]), "a run of 0.1, by its config"
 
 
 # -- choice -----------------------------------------------------------------------------------------------------------
@@ -238,8 +386,8 @@ def two_stages(**config):
     return [*first, *(record(method__lam=20, seed=seed, val=(0, 0.2), test=(0, 0.1), **config) for seed in (1, 2))]
 
 
-def words_of(runs):
-    return " ".join(content_of(runs, "t").parts[0].words)
+def words_of(runs, levels=()):
+    return " ".join(content_of(runs, "t", levels).parts[0].words)
 
 
 def test_settings_are_compared_on_the_seeds_that_all_of_them_have():
@@ -417,7 +565,8 @@ def test_the_words_name_the_fine_tuning_rule():
 def test_varied_keys_get_a_sensitivity_chart_and_a_pair_a_heat_map():
     runs = [record(method__lam=lam, method__beta=beta, val=(0, lam / 100 + beta)) for lam in (20, 25) for beta in (0.1, 0.2)]
     charts = {chart.name: chart for chart in charts_of(task(*runs, record("fedavg")))}
-    assert {"accuracy", "sensitivity_method.lam", "sensitivity_method.beta", "heat_persafl_me"} == set(charts)
+    by_key = {f"{kind}_method.{key}" for kind in ("sensitivity", "curves") for key in ("lam", "beta")}
+    assert {"accuracy", "heat_persafl_me", *by_key} == set(charts)
     test, val = charts["sensitivity_method.lam"].series
     assert val.y == pytest.approx([0.4, 0.45])  # each at the better beta
     assert np.array(charts["heat_persafl_me"].values) == pytest.approx(np.array([[0.3, 0.4], [0.35, 0.45]]))  # lam down, beta across
@@ -495,8 +644,8 @@ def test_the_table_of_methods_begins_with_what_readers_look_for():
     run = record()
     run.curves.update({"accuracy.worst_decile": [0.0, 0.3], "accuracy.global": [0.0, 0.4]})
     table = content_of([run], "t").parts[0].table
-    assert table.columns[:6] == ("method", "chosen setting", "test accuracy", "worst decile", "global model", "validation accuracy")
-    assert table.rows[0][2:6] == ["0.700", "0.300", "0.400", "0.800"]
+    assert table.columns[:7] == ("method", "chosen setting", "test accuracy", "95 % CI", "worst decile", "global model", "validation accuracy")
+    assert table.rows[0][2:7] == ["0.700", "-", "0.300", "0.400", "0.800"]
     runs = content_of([record(data__name="a"), record(data__name="b")], "t").runs
     assert runs.columns[0] == "method"  # the first column stays in place when a table scrolls
 
@@ -507,6 +656,65 @@ def test_the_picture_of_a_run_has_its_methods_colour(tmp_path):
     picture = (tmp_path / "run.svg").read_text().lower()
     assert picture.count(style_of("persafl_maml").colour.lower()) >= 5  # two lines, two bars, a mark
     assert not [colour for colour in COLOURS if colour.lower() in picture and colour not in ("#000000", style_of("persafl_maml").colour)]
+
+
+def spent(method="persafl_me", updates=(0, 10, 20), sent=4000.0, **more):
+    """A run that tells what it took: ten gradients per update, and `sent` bytes in all."""
+    run = record(method, val=[0.1, 0.4, 0.6], test=[0.1, 0.4, 0.6], times=[0, 1, 2], **more)
+    curves = run.curves | {"updates": list(updates), "grad_evals": [10 * count for count in updates]}
+    return replace(run, curves=curves, bytes_communicated=sent)
+
+
+def test_scores_are_drawn_against_time_updates_gradients_and_bytes(tmp_path):
+    (chart,) = [chart for chart in charts_of(task(spent(), spent("local", sent=0.0))) if chart.name == "accuracy"]
+    drawn = {"time": chart} | dict(chart.others)
+    assert {name: other.x_label for name, other in drawn.items()} == {
+        "time": "simulated time",
+        "updates": "server updates",
+        "gradients": "gradient evaluations",
+        "bytes": "bytes communicated",
+    }
+    assert {name: list(other.series[0].x) for name, other in drawn.items()} == {
+        "time": [0, 1, 2],
+        "updates": [0, 10, 20],
+        "gradients": [0, 100, 200],
+        "bytes": [0, 2000, 4000],
+    }
+    nothing = drawn["bytes"].series[1]
+    assert (list(nothing.x), list(nothing.y)) == ([0.0], [0.6]), "one that sends nothing is its last evaluation"
+    assert "a single mark at 0" in drawn["bytes"].caption
+    files = {file.name for file in write_report([spent()], "t", tmp_path)}
+    assert {"accuracy.png", "accuracy_updates.png", "accuracy_gradients.png", "accuracy_bytes.png"} <= files
+    markdown = (tmp_path / "report.md").read_text()
+    assert "(accuracy_bytes.png)" in markdown
+
+
+def test_evaluations_between_two_updates_are_one_place_on_the_axis_of_updates():
+    (chart,) = [chart for chart in charts_of(task(spent(updates=(0, 0, 20)))) if chart.name == "accuracy"]
+    assert list(dict(chart.others)["updates"].series[0].x) == [0, 20]
+
+
+def test_each_value_of_a_varied_key_has_its_curve():
+    runs = [record(method__lam=lam, val=[0.1] * 5, test=[0.1, 0.2, 0.3, 0.4, lam / 100]) for lam in (50, 6)]
+    (chart,) = [chart for chart in charts_of(task(*runs)) if chart.name == "curves_method.lam"]
+    assert [(series.label, series.y[-1]) for series in chart.series] == [("lam=6", 0.06), ("lam=50", 0.5)]
+    assert len({series.style.colour for series in chart.series}) == 2
+    both = [record(method, method__beta=beta) for method in ("fedavg", "fedasync") for beta in (1, 2)]
+    names = [chart.name for chart in charts_of(task(*both)) if chart.name.startswith("curves")]
+    assert names == ["curves_method.beta_fedavg", "curves_method.beta_fedasync"]
+
+
+def test_the_same_method_of_two_targets_is_told_apart():
+    runs = [
+        replace(record("fedavg", val=(0, val)), target=target, target_number=number) for number, (target, val) in enumerate((("A", 0.5), ("B", 0.6)))
+    ]
+    found = task(*runs)
+    assert [trial.method for trial in found.chosen] == ["fedavg (B)", "fedavg (A)"]
+    first, second = found.chosen
+    assert first.style.colour == second.style.colour == style_of("fedavg").colour
+    assert first.style.dash != second.style.dash
+    assert found.reference("fedavg") is not None
+    assert "difference to fedavg (B)" in content_of(runs, "t").parts[0].table.columns
 
 
 def test_a_key_that_can_be_null_has_a_place_for_it():
@@ -530,11 +738,11 @@ def test_an_unknown_method_always_gets_the_same_style_and_never_a_known_one():
 
 def test_a_method_has_one_colour_in_page_and_figures(tmp_path):
     runs = [
-        record(method, seed=seed, test=(0.1, value + 0.1 * seed), method__lam=value)
+        record(method, seed=seed, val=[0.8] * 5, test=(0.1, 0.1, 0.1, 0.1, value + 0.1 * seed), method__lam=value)
         for method, value in (("persafl_me", 0.5), ("fedavg", 0.4), ("mine", 0.3))
         for seed in (0, 1)
     ]
-    runs += [record(method, method__lam=9) for method in ("persafl_me", "fedavg", "mine")]
+    runs += [record(method, val=[0.7] * 5, test=[0.7] * 5, method__lam=9) for method in ("persafl_me", "fedavg", "mine")]
     write_report(runs, "t", tmp_path)
     page = charts_in((tmp_path / "report.html").read_text())
     for method in ("persafl_me", "fedavg", "mine"):
@@ -607,8 +815,41 @@ def test_plotly_labels_and_embedded_json_are_escaped():
     assert to_json({"a": ["</script>", math.nan, math.inf]}) == '{"a":["\\u003c/script\\u003e",null,null]}'
     (chart,) = [chart for chart in charts_of(task(record("<i>me</i>"))) if chart.name == "accuracy"]
     (trace,) = plot(chart)["data"]
-    assert trace["name"] == "&lt;i&gt;me&lt;/i&gt;"
+    assert trace["name"] == "&lt;i&gt;me&lt;/i&gt; (2 points)"
     assert trace["hovertemplate"] == "%{text}<extra></extra>"
+
+
+def test_latex_cells_cannot_be_broken():
+    assert latex_text("a_b & 50% of $x$ {#1} \\input ~^") == (
+        r"a\_b \& 50\% of \$x\$ \{\#1\} \textbackslash{}input \textasciitilde{}\textasciicircum{}"
+    )
+    assert latex_text("0.7 ± 0.1\n[x]") == r"0.7 $\pm$ 0.1 {[}x{]}"
+    text = Table(("a", "n"), [["x & y", "-1"]], frozenset({"n"}), caption="50 %").latex()
+    assert text.splitlines() == [
+        r"\begin{table}",
+        r"\centering",
+        r"\caption{50 \%}",
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r"a & n \\",
+        r"\midrule",
+        r"x \& y & {-}1 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX on this machine")
+def test_latex_tables_compile_whatever_names_are_in_them(tmp_path):
+    many = [replace(record(HOSTILE, seed=seed, method__lam=lam), clients=[{"client": 0, "arrivals": 1.0}]) for seed in range(30) for lam in (1, 2)]
+    write_report([*many, *hostile_records(), untrained(HOSTILE)], HOSTILE, tmp_path)
+    inputs = "\n".join(f"\\input{{{file.stem}}}" for file in sorted(tmp_path.glob("*.tex")))
+    packages = r"\documentclass{article}\usepackage[T1]{fontenc}\usepackage{booktabs,graphicx,longtable}"
+    (tmp_path / "all.latex").write_text(f"{packages}\\begin{{document}}\n{inputs}\n\\end{{document}}\n")
+    command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "-no-shell-escape", "all.latex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
 
 
 def test_csv_files_keep_hostile_names_whole(tmp_path):
@@ -627,7 +868,8 @@ def test_every_file_exists_and_the_page_loads_nothing(tmp_path):
     files = write_report(runs, "sweep", tmp_path / "new" / "folder")
     assert all(file.stat().st_size for file in files)
     names = {file.name for file in files}
-    assert {"report.html", "report.md", "summary.csv", "runs.csv", "curves.csv", "clients.csv"} <= names
+    tables = {f"{stem}.{kind}" for stem in ("summary", "runs", "clients") for kind in ("csv", "tex")}
+    assert {"report.html", "report.md", "curves.csv"} | tables <= names
     assert {f"{stem}.{suffix}" for stem in ("accuracy", "concurrency", "staleness", "schedule") for suffix in ("png", "svg")} <= names
     page = (tmp_path / "new" / "folder" / "report.html").read_text()
     library = max(re.findall(r"<script>(.*?)</script>", page, re.DOTALL), key=len)
@@ -761,6 +1003,15 @@ def test_the_command_reports_tracked_runs_and_keeps_the_report_with_them(tmp_pat
     run_id = store.records("few")[0].run_id
     assert main(["report", run_id, "--out", str(tmp_path / "one")]) == 0
     assert (tmp_path / "one" / "report.html").exists()
+    assert main(["report", "few", run_id, "--out", str(tmp_path / "two"), f"tracking.uri={store_uri(None)}"]) == 0
+    assert f"2 runs of few, {run_id}" in capsys.readouterr().out, "a run that both targets name is there once"
+    assert "fedavg (few)" in (tmp_path / "two" / "report.md").read_text()
+    assert main(["report", "few", f"tracking.uri=sqlite:///{tmp_path}/other.db"]) == 2
+    assert "is no run, sweep or experiment" in capsys.readouterr().err
+    assert main(["report", "few", "--uri", "a", "tracking.uri=b"]) == 2
+    assert "a report reads one store; got 'a', 'b'" in capsys.readouterr().err
+    assert main(["report", "tracking.uri=b"]) == 2
+    assert "needs a sweep's name" in capsys.readouterr().err
     assert main(["report", "nothing"]) == 2
     assert "is no run, sweep or experiment" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
@@ -784,7 +1035,8 @@ def test_runs_of_0_1_are_reported_together_with_todays(tmp_path, capsys):
     with contextlib.closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as store, store:
         for run_id in (result.run_id for result in old):
             gone = [(run_id, key) for key in ADDED]
-            assert store.executemany("delete from params where run_uuid = ? and key = ?", gone).rowcount == len(ADDED)
+            expected = sum(beside in old[0].config.flat() or beside == "seed" for beside in ADDED_BESIDE.values())
+            assert store.executemany("delete from params where run_uuid = ? and key = ?", gone).rowcount == expected
         store.execute("update params set value = 'separate' where run_uuid = ? and key = 'method.rule'", (old[1].run_id,))
     for file in (tmp_path / "mlruns").rglob("results.json"):
         content = json.loads(file.read_text())

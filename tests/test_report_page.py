@@ -17,7 +17,7 @@ from tests.test_report import record
 
 SCREEN, PHONE = 1280, 400
 SPEED = {"persafl_me": 0.7, "persafl_maml": 0.6, "fedasync": 0.5, "scaffold": 0.25, "fedavg": 0.2}
-PLOTS = 10  # over time, concurrency, clients, staleness; three keys and their three pairs
+PLOTS = 13  # over time, concurrency, clients, staleness; three keys (curves and sensitivity) and their three pairs
 DRAWN = "[...document.querySelectorAll('div.plot')].filter(plot => plot.querySelector('.main-svg .trace, .main-svg .hm')).length"
 
 pytestmark = needs_chromium
@@ -40,6 +40,7 @@ def climbing(method, seed, gain, **config):
     arrivals = [3 + (7 * client + seed) % 9 for client in range(12)]
     clients = [{"client": client, "arrivals": come, "test_accuracy": gain + 0.02 * come + 0.01 * seed} for client, come in enumerate(arrivals)]
     curves = run.curves | {"accuracy.worst_decile": [0.7 * score for score in test], "accuracy.global": [0.8 * score for score in test]}
+    curves["grad_evals"] = [100.0 * time for time in times]
     run.config.update({"schedule.name": "rounds" if rounds else "asynchronous", "method.buffer": 12 if rounds else 1})
     late = 9 if method == "persafl_me" else 4
     return replace(run, curves=curves, clients=clients, timeline=visits(12, 48, late, rounds), bytes_communicated=3e6)
@@ -116,6 +117,30 @@ def test_a_click_on_a_name_hides_a_method_and_another_shows_it(browser, page, wi
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             mouse(browser, kind, x, y)
         browser.wait_until(shown, [wanted], seconds=20)
+    assert browser.complaints == []
+
+
+def test_the_keyboard_switches_what_scores_are_drawn_against(browser, page):
+    show(browser, page, SCREEN)
+    plotted = "document.getElementById('plot-accuracy')"
+    x, y = middle_of(browser, "#plot-accuracy .legendtoggle")
+    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+        mouse(browser, kind, x, y)
+    hidden = f"{plotted}._fullData.filter(trace => trace.visible == 'legendonly' && trace.showlegend).map(trace => trace.name)"
+    browser.wait_until(hidden, ["persafl_me"], seconds=20)
+    browser.evaluate("document.querySelector('.switch input').focus()")
+    seen = []
+    for wanted, last in {"server updates": 400, "gradient evaluations": 4000, "bytes communicated": 3e6, "simulated time": 40}.items():
+        for kind in ("keyDown", "keyUp"):
+            browser.call("Input.dispatchKeyEvent", type=kind, key="ArrowRight", code="ArrowRight", windowsVirtualKeyCode=39)
+        browser.wait_until(f"{plotted}.layout.xaxis.title.text", wanted, seconds=20)
+        assert browser.evaluate(f"{plotted}.data.at(-1).x.at(-1)") == last
+        assert browser.evaluate(f"{plotted}.querySelector('.xtitle').textContent") == wanted
+        seen.append(browser.evaluate("document.querySelector('.switch').closest('figure').querySelector('h3').textContent"))
+        assert browser.evaluate(hidden) == ["persafl_me"], "what was hidden stays hidden"
+        picture(browser, f"axis_{wanted.split()[-1]}", SCREEN)
+    assert seen[0] == "Personalised performance over server updates"
+    assert browser.evaluate("document.querySelectorAll('.switch input:focus-visible').length") == 1, "one sees where the keyboard is"
     assert browser.complaints == []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from persafl_lit.cli import main
-from persafl_lit.cli.sweep import sweeps
+from persafl_lit.cli.sweep import _print, sweeps
 from persafl_lit.errors import ConfigError
 from persafl_lit.sweep.board import Board, duration
 from persafl_lit.sweep.conduct import varied_together
@@ -146,7 +146,7 @@ def test_shipped_sweeps_can_be_started(name):
     assert shipped.name == name
     assert path.read_text().startswith("# ")
     if shipped.search is None:
-        assert len(first_trials(shipped)) >= 10
+        assert len(first_trials(shipped)) > 1
 
 
 def test_the_papers_sweeps_are_the_papers_grids():
@@ -199,7 +199,7 @@ def outcome(trial, val, test=0.5, status="finished"):
         "accuracy": {"val": val, "test": test, "std": 0.1, "worst_decile": 0.2, "global": 0.3},
         "loss": {"val": -val, "test": 1.0},
         "staleness": {"mean": 1.0, "max": 2},
-        **dict.fromkeys(("updates", "sim_time", "grad_evals", "dropped"), 1),
+        **dict.fromkeys(("updates", "versions", "sim_time", "grad_evals", "dropped"), 1),
     }
     return Outcome(trial, "run", status, summary if status == "finished" else None, "" if status == "finished" else "DivergenceError: x")
 
@@ -393,3 +393,45 @@ def test_a_trial_that_a_search_thought_ended_and_is_tried_again_is_not_pruned(tm
     search = Adaptive(searching, tmp_path)
     (stranger,) = first_trials(plan("grid:\n  - {method: persafl_me, method.lam: [7]}\n"))
     assert not search.prunes(stranger, {"updates": 1, "total": 9, "point": {"accuracy.val": 0.1}})
+
+
+# -- trials that trained nothing --------------------------------------------------------------------------------------
+
+
+def unchanged(trial, val):
+    """A trial whose server never had a full buffer: its score is the untrained model's."""
+    found = outcome(trial, val)
+    told = {"versions": 0, "model_changed": False, "notes": ["the model never changed: only 1 updates arrived"]}
+    return Outcome(trial, "run", "finished", {**found.summary, **told})
+
+
+def test_a_trial_whose_model_never_changed_is_marked_and_neither_chosen_nor_averaged(capsys):
+    trials = [trial for trial in first_trials(plan(GOOD)) if trial.method == "fedasync"]  # beta=0.8 and 1.0, on two seeds each
+    outcomes = [unchanged(trials[0], 0.9), unchanged(trials[1], 0.9), outcome(trials[2], 0.5), outcome(trials[3], 0.7)]
+    (best,) = choose(outcomes, plan(GOOD).select)
+    assert (best.trial.setting, best.score) == ({"method.beta": 1.0}, pytest.approx(0.6))
+    rows = table(outcomes)
+    assert [row["versions"] for row in rows[:1]] == [0]
+    assert rows[0]["note"].startswith("the model never changed")
+    assert choose(outcomes[:2], plan(GOOD).select) == []
+    with Board("some", 4, 1) as board:
+        board.ends(outcomes[0])
+        board.ends(outcomes[2])
+    said = capsys.readouterr().err
+    assert "seed=0: no result: the model never changed" in said
+    assert "seed=0: accuracy 0.5000" in said
+    _print(plan(GOOD), outcomes)
+    printed = capsys.readouterr().out
+    assert "good: 4 trials, 2 without a result, 2 finished" in printed
+    assert printed.count("no result: fedasync beta=0.8 seed=") == 2
+
+
+def test_an_adaptive_search_learns_nothing_from_a_trial_that_trained_nothing(tmp_path):
+    pytest.importorskip("optuna")
+    from persafl_lit.sweep.adaptive import STATES, Adaptive
+
+    searching = plan("grid:\n  - {method: persafl_me, method.lam: {low: 1, high: 50}}\nsearch: {how: adaptive, trials: 3}\n")
+    search = Adaptive(searching, tmp_path)
+    search.ends(unchanged(search.next(), 0.9))
+    search.ends(outcome(search.next(), 0.5))
+    assert [found.state for found in search._studies[0].ended()] == [STATES.FAIL, STATES.COMPLETE]

@@ -69,6 +69,15 @@ def test_a_diverged_run_is_kept_as_failed_with_what_it_recorded(store):
     assert all(math.isfinite(value) for value in kept.data.metrics.values())
 
 
+def test_a_run_whose_model_never_changed_is_marked_in_mlflow(store):
+    waiting = run([*FAST, "method=fedbuff", "method.buffer=50"])
+    tags = store.get_run(waiting.run_id).data.tags
+    assert tags["persafl.model_changed"] == "false"
+    assert tags["persafl.note"].startswith("the model never changed: only 15 updates arrived and the server waits for 50")
+    tags = store.get_run(run([*FAST, "method=fedbuff", "method.buffer=5"]).run_id).data.tags
+    assert (tags["persafl.model_changed"], tags["persafl.note"]) == ("true", "")
+
+
 def test_runs_share_one_store_and_experiments_have_names(store):
     ids = {run([*FAST, "tracking.experiment=one"]).run_id, run([*FAST, "tracking.experiment=two", "seed=1"]).run_id}
     assert len(ids) == 2

@@ -94,16 +94,21 @@ def _parser() -> argparse.ArgumentParser:
     data_command.set_defaults(command=data.data)
 
     report_command = commands.add_parser("report", help="figures, tables and one HTML page from a sweep, an experiment or a run")
-    report_command.add_argument("target", help="a sweep's name, an experiment's name or a run id")
+    report_command.add_argument("targets", nargs="+", metavar="target", help="a sweep's name, an experiment's name or a run id; or several, compared")
     report_command.add_argument("--out", metavar="DIR", help="where to write (default: reports/TARGET)")
+    report_command.add_argument(
+        "--against", metavar="METHOD", help="compare with this method (default: differences with the best on validation data, times with fedavg)"
+    )
     report_command.add_argument(
         "--levels",
         nargs="+",
         metavar="LEVEL",
         help="compare the times at which these scores are reached, e.g. 0.5 0.7 (default: some that suit the runs)",
     )
-    report_command.add_argument("--uri", metavar="URI", help="the tracking store (default: MLFLOW_TRACKING_URI, else mlruns/mlflow.db)")
-    report_command.set_defaults(command=tracking.report)
+    report_command.add_argument(
+        "--uri", metavar="URI", help="the tracking store, also as tracking.uri=URI (default: MLFLOW_TRACKING_URI, else mlruns/mlflow.db)"
+    )
+    report_command.set_defaults(command=tracking.report, overrides=[])
 
     ui_command = commands.add_parser("ui", help="open the MLflow UI on our store, on this machine only")
     ui_command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")

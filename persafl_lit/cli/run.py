@@ -104,6 +104,7 @@ def _print_result(result: Result, summary: dict[str, Any]) -> None:
             table.add_row(f"personalised test accuracy, {name}", f"{values['test']:.4f}")
     table.add_row(f"test loss, personalised / {'own' if own else 'shared'}", f"{summary['loss']['test']:.6g} / {summary['loss']['global']:.6g}")
     table.add_row("updates by simulated time", f"{summary['updates']} by {summary['sim_time']:.4g}")
+    table.add_row("versions of the model", f"{summary['versions']}" if result.model_changed else f"{summary['versions']}: it never changed")
     table.add_row("staleness, mean / max", f"{summary['staleness']['mean']:.2f} / {summary['staleness']['max']}")
     table.add_row("share of active clients", f"{summary['concurrency']:.2f}")
     table.add_row("gradient evaluations", f"{summary['grad_evals']:.0f} in {summary['wall_seconds']:.1f} s of wall time")

@@ -155,11 +155,11 @@ def _print(plan: Plan, outcomes: Sequence[Outcome]) -> None:
     from rich.table import Table
 
     from persafl_lit.sweep.conduct import sweep_folder
-    from persafl_lit.sweep.outcome import choose
+    from persafl_lit.sweep.outcome import UNCHANGED, choose
     from persafl_lit.sweep.trials import short
 
     console = Console(highlight=False)
-    counts = Counter(outcome.status for outcome in outcomes)
+    counts = Counter("without a result" if outcome.status == "finished" and not outcome.counts else outcome.status for outcome in outcomes)
     words = ", ".join(f"{count} {status}" for status, count in counts.items())
     files = Counter(outcome.imported for outcome in outcomes if outcome.imported)
     words += "".join(f", {count} of them from {file}" for file, count in files.items())
@@ -180,6 +180,8 @@ def _print(plan: Plan, outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         if outcome.status == "failed":
             console.print(f"failed: {outcome.trial.name}: {outcome.error}", soft_wrap=True, markup=False)
+        elif outcome.status == "finished" and not outcome.counts:
+            console.print(f"no result: {outcome.trial.name}: {outcome.note or UNCHANGED}", soft_wrap=True, markup=False)
     console.print(f"every trial: {sweep_folder(plan) / 'trials.csv'}", soft_wrap=True)
     console.print(f"  persafl report {plan.name:<20} # figures, tables and one HTML page", soft_wrap=True)
     console.print(f"  persafl ui {'':<24} # compare the trials in MLflow", soft_wrap=True)

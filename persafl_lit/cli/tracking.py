@@ -14,31 +14,53 @@ from persafl_lit.errors import ConfigError, PersaflError, first_line, shown
 
 if TYPE_CHECKING:
     from persafl_lit.report.record import Record
+    from persafl_lit.tracking.store import Store
 
 
 def report(options: argparse.Namespace) -> int:
     from persafl_lit.report import write_report
     from persafl_lit.tracking import store_uri
-    from persafl_lit.tracking.store import Store, open_store
+    from persafl_lit.tracking.store import open_store
 
     levels = _levels(options.levels or ())
-    store: Store = open_store(store_uri(options.uri))
+    targets, uri = _targets([*options.targets, *options.overrides], options.uri)
+    store = open_store(store_uri(uri))
+    found: dict[str, Record] = {}
+    for number, target in enumerate(targets):
+        named = target if len(targets) > 1 else ""
+        for record in _records(store, target):
+            found.setdefault(record.run_id, replace(record, target=named, target_number=number))  # a run that two targets name is the first one's
+    records, title = [_with_activity(record) for record in found.values()], ", ".join(targets)
+    folder = Path(options.out or Path("reports") / folder_name(title))
     try:
-        found = store.records(options.target)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = write_report(records, title, folder, levels, options.against)
+    except OSError as error:
+        raise ConfigError(f"cannot write the report to {shown(str(folder))}: {error.strerror}; choose another --out") from None
+    store.keep_report(targets, folder)
+    print(f"{len(records)} runs of {title}: {folder / 'report.html'} and {len(files) - 1} more files")
+    return 0
+
+
+def _targets(texts: Sequence[str], uri: str | None) -> tuple[list[str], str | None]:
+    """What to report on, each once, and the store: by --uri, or by the override that other commands take."""
+    key = "tracking.uri="
+    stores = {text.removeprefix(key) for text in texts if text.startswith(key)} | ({uri} if uri else set())
+    if len(stores) > 1:
+        raise ConfigError(f"a report reads one store; got {', '.join(map(shown, sorted(stores)))}")
+    targets = list(dict.fromkeys(text for text in texts if not text.startswith(key)))
+    if not targets:
+        raise ConfigError("persafl report needs a sweep's name, an experiment's name or a run id")
+    return targets, next(iter(stores), None)
+
+
+def _records(store: Store, target: str) -> list[Record]:
+    try:
+        return store.records(target)
     except PersaflError:
         raise
     except Exception as error:  # what a store holds may be damaged in any way
-        raise ConfigError(f"cannot read the runs of {shown(options.target)}: {type(error).__name__}: {first_line(error)}") from None
-    records = [_with_activity(record) for record in found]
-    folder = Path(options.out or Path("reports") / folder_name(options.target))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        files = write_report(records, options.target, folder, levels)
-    except OSError as error:
-        raise ConfigError(f"cannot write the report to {shown(str(folder))}: {error.strerror}; choose another --out") from None
-    store.keep_report(options.target, folder)
-    print(f"{len(records)} runs of {options.target}: {folder / 'report.html'} and {len(files) - 1} more files")
-    return 0
+        raise ConfigError(f"cannot read the runs of {shown(target)}: {type(error).__name__}: {first_line(error)}") from None
 
 
 def _levels(texts: Sequence[str]) -> list[float]:

@@ -12,22 +12,24 @@ if TYPE_CHECKING:
 __all__ = ["write_report"]
 
 
-def write_report(records: Sequence[Record], title: str, folder: Path, levels: Sequence[float] = ()) -> list[Path]:
-    """Write report.html, report.md, the CSV tables and the figures (PNG, SVG) into `folder`; gives their paths.
+def write_report(records: Sequence[Record], title: str, folder: Path, levels: Sequence[float] = (), against: str | None = None) -> list[Path]:
+    """Write report.html, report.md, the tables (CSV, LaTeX) and the figures (PNG, SVG) into `folder`; gives their paths.
 
     Whatever the records lack, the report says so. `levels` are the scores whose times are compared; without any it chooses some.
+    `against` is the method that others are compared with; without it differences are to the best on validation data, times to FedAvg's.
     """
     from persafl_lit.report.content import content_of
     from persafl_lit.report.figures import draw_chart, draw_schedules
     from persafl_lit.report.page import html_page, markdown_page
+    from persafl_lit.report.series import with_others
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    content = content_of(records, title, levels)
+    content = content_of(records, title, levels, against)
     figures: list[Path] = []
     schedules: dict[str, tuple[Path, str]] = {}
     for part in content.parts:
-        for stem, chart in part.charts:
+        for stem, chart in with_others(part.charts):
             figures += draw_chart(chart, folder, stem)
         if part.task:
             files, caption = draw_schedules(part.task, folder, f"schedule{part.suffix}")

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import stdtrit
 
 from persafl_lit.report.keys import Setting, setting_of, task_of, varied_keys
-from persafl_lit.report.record import Record
+from persafl_lit.report.palette import Style, style_of
+from persafl_lit.report.record import Record, model_changed
 
 UNKNOWN = "(unknown)"
+CONFIDENCE = 0.95
 
 
 class Spread(NamedTuple):
@@ -26,6 +30,12 @@ class Spread(NamedTuple):
     mean: float
     std: float
     seeds: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval of the mean, mean -+ t(0.975; n - 1) std / sqrt(n) with Student's t; nan for fewer than two seeds."""
+        half = float(stdtrit(self.seeds - 1, (1 + CONFIDENCE) / 2)) * self.std / math.sqrt(self.seeds) if self.seeds > 1 else math.nan
+        return self.mean - half, self.mean + half
 
 
 def spread(values: Iterable[float]) -> Spread:
@@ -68,6 +78,11 @@ def as_float(value: Any) -> float:
 
 
 def method_of(record: Record) -> str:
+    """Its name, with what the run was found by where there are several targets: there the same method may be tried twice."""
+    return f"{plain_method(record)} ({record.target})" if record.target else plain_method(record)
+
+
+def plain_method(record: Record) -> str:
     return str(record.config.get("method.name", UNKNOWN))
 
 
@@ -110,6 +125,14 @@ class Trial:
     select: Measure
     """What settings are chosen by."""
 
+    @property
+    def style(self) -> Style:
+        """The method's own colour; of a second target it has another dash."""
+        return style_of(plain_method(self.runs[0]), self.runs[0].target_number)
+
+    def is_called(self, name: str) -> bool:
+        return name in (self.method, plain_method(self.runs[0]))
+
     def over_seeds(self, name: str) -> Spread:
         return spread(final(record, name) for record in self.runs)
 
@@ -125,6 +148,11 @@ class Trial:
     def score(self) -> Spread:
         """What settings and methods are ranked by, a validation score."""
         return self.over_seeds(self.select.val)
+
+    def minus(self, other: Trial) -> Spread:
+        """Differences of test scores, paired: one per seed that both have."""
+        theirs = {seed_of(record): final(record, self.measure.test) for record in other.runs}
+        return spread(final(record, self.measure.test) - theirs.get(seed_of(record), math.nan) for record in self.runs)
 
     @property
     def seeds(self) -> tuple[str, ...]:
@@ -154,6 +182,19 @@ class Task:
     """Per method, settings with at least one finished run."""
     levels: tuple[float, ...] = ()
     """Scores whose times are asked for; without any the report chooses some."""
+    against: str | None = None
+    """The method that others are compared with, if one is asked for."""
+
+    def reference(self, otherwise: str | None) -> Trial | None:
+        """What others are compared with: what was asked for, else this method, else the best on validation data; None if it is not here."""
+        if (name := self.against or otherwise) is None:
+            return self.chosen[0] if self.chosen and self.chosen[0].score.seeds else None
+        return next((trial for trial in self.chosen if trial.is_called(name)), None)
+
+    @property
+    def unchanged(self) -> dict[str, int]:
+        """Per method, finished runs whose model never changed: they are no results."""
+        return dict(Counter(method_of(record) for record in self.records if record.status == "FINISHED" and not model_changed(record.summary)))
 
     @property
     def chosen(self) -> list[Trial]:
@@ -197,16 +238,16 @@ def seeds_text(seeds: Sequence[str]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
 
 
-def tasks_of(records: Sequence[Record], levels: Sequence[float] = ()) -> list[Task]:
+def tasks_of(records: Sequence[Record], levels: Sequence[float] = (), against: str | None = None) -> list[Task]:
     """Records sorted by task, in the order in which tasks first appear. Records that do not know their method are left out."""
     groups: dict[Setting, list[Record]] = {}
     for record in records:
-        if method_of(record) != UNKNOWN:
+        if plain_method(record) != UNKNOWN:
             groups.setdefault(task_of(record.config), []).append(record)
-    return [_task(values, group, levels) for values, group in groups.items()]
+    return [_task(values, group, levels, against) for values, group in groups.items()]
 
 
-def _task(values: Setting, records: Sequence[Record], levels: Sequence[float]) -> Task:
+def _task(values: Setting, records: Sequence[Record], levels: Sequence[float], against: str | None) -> Task:
     measure = _measure(records)
     select = _select(records, measure)
     by_method: dict[str, list[Record]] = {}
@@ -214,7 +255,8 @@ def _task(values: Setting, records: Sequence[Record], levels: Sequence[float]) -
         by_method.setdefault(method_of(record), []).append(record)
     keys = {method: varied_keys(runs) for method, runs in by_method.items()}
     trials = {method: _trials(method, runs, keys[method], measure, select) for method, runs in by_method.items()}
-    return Task(values, measure, select, tuple(records), keys, {method: tried for method, tried in trials.items() if tried}, tuple(levels))
+    tried = {method: found for method, found in trials.items() if found}
+    return Task(values, measure, select, tuple(records), keys, tried, tuple(levels), against)
 
 
 def _measure(records: Sequence[Record]) -> Measure:
@@ -241,7 +283,8 @@ def _select(records: Sequence[Record], measure: Measure) -> Measure:
 
 
 def usable(record: Record, measure: Measure) -> bool:
-    return record.status == "FINISHED" and math.isfinite(final(record, measure.test))
+    """Whether the run is a result."""
+    return record.status == "FINISHED" and math.isfinite(final(record, measure.test)) and model_changed(record.summary)
 
 
 def _trials(method: str, records: Sequence[Record], keys: Sequence[str], measure: Measure, select: Measure) -> list[Trial]:

@@ -23,9 +23,10 @@ from persafl_lit.report.aggregate import (
     seeds_text,
     spread,
 )
-from persafl_lit.report.curves import mean_curve
+from persafl_lit.report.curves import AXES, FEW_POINTS, TIME, Axis, MeanCurve, mean_curve
 from persafl_lit.report.keys import number_of, setting_text
-from persafl_lit.report.palette import schedule_style, style_of
+from persafl_lit.report.palette import Style, schedule_style, style_of, value_style
+from persafl_lit.report.rows import UNCHANGED, no_results, thinned_curves
 from persafl_lit.report.schedules import concurrency, schedules_of, staleness_shares, usable_timeline
 from persafl_lit.report.series import Chart, Heat, Series
 from persafl_lit.report.tables import with_spread
@@ -39,7 +40,7 @@ PAIRED_FIRST = ("lam", "alpha", "beta", "tau")
 def charts_of(task: Task) -> list[Chart | Heat]:
     """Every chart that this task's runs have data for."""
     charts = [chart for chart in (over_time(task), active_share(task), per_client(task), staleness_bars(task)) if chart.series]
-    return [*charts, *sensitivities(task), *heat_maps(task)]
+    return [*charts, *curves_by_value(task), *sensitivities(task), *heat_maps(task)]
 
 
 def score_label(task: Task, split: str = "test") -> str:
@@ -48,15 +49,36 @@ def score_label(task: Task, split: str = "test") -> str:
 
 def over_time(task: Task) -> Chart:
     """Figures (b) and (c) of the paper."""
-    series = []
-    for trial in task.chosen:
-        curve = mean_curve(trial, task.measure.test)
-        if curve is not None:
-            told = [Spread(mean, std, curve.seeds) for mean, std in zip(curve.mean.tolist(), curve.std.tolist(), strict=True)]
-            notes = _notes(trial.method, "time", curve.times, [with_spread(point) for point in told])
-            series.append(Series(trial.method, curve.times.tolist(), curve.mean.tolist(), style_of(trial.method), notes, curve.std.tolist()))
+    charts = {axis.name: chart for axis in AXES if (chart := _over(task, axis)).series}
+    time = charts.pop(TIME.name, None)
+    return replace(time, others=tuple(charts.items())) if time is not None else _over(task, TIME)
+
+
+def _over(task: Task, axis: Axis) -> Chart:
+    """What was reached against simulated time, or against what it took."""
+    curves = [(trial, curve) for trial in task.chosen if (curve := mean_curve(trial, task.measure.test, axis)) is not None]
+    series = [_curve(trial.method, curve, trial.style, axis) for trial, curve in curves]
     caption = "Mean over seeds of each method's chosen setting; the band is one standard deviation over seeds (none for a single seed)."
-    return Chart("accuracy", "Personalised performance over simulated time", caption, "simulated time", score_label(task), tuple(series))
+    if axis is not TIME and any(curve.interpolated for _, curve in curves):
+        caption += " Curves are linear between evaluations, and as long as the shortest of their seeds."
+    if any(not curve.x.any() for _, curve in curves):
+        caption += " A method that spends nothing of this is a single mark at 0: its last evaluation."
+    if thinned := thinned_curves(task):
+        caption += f" Evaluations were left out to keep within the evaluation budget: {thinned}."
+    if task.unchanged:
+        runs = ", ".join(f"{method} ({count})" for method, count in task.unchanged.items())
+        caption += f" Not drawn, because the model never changed in them: runs of {runs}."
+        marks = [Series(f"{method}: {UNCHANGED}", [math.nan], [math.nan], style_of(method), ("",)) for method in no_results(task)]
+        series += marks if series else []
+    return Chart("accuracy", f"Personalised performance over {axis.label}", caption, axis.label, score_label(task), tuple(series), unit=axis.unit)
+
+
+def _curve(label: str, curve: MeanCurve, style: Style, axis: Axis = TIME) -> Series:
+    """A curve with few points says so in its name."""
+    told = [Spread(mean, std, curve.seeds) for mean, std in zip(curve.mean.tolist(), curve.std.tolist(), strict=True)]
+    notes = _notes(label, axis.name, curve.x, [with_spread(point) for point in told])
+    few = f" ({curve.points} point{'s' if curve.points > 1 else ''})" if curve.points < FEW_POINTS else ""
+    return Series(label + few, curve.x.tolist(), curve.mean.tolist(), style, notes, curve.std.tolist())
 
 
 def active_share(task: Task) -> Chart:
@@ -85,7 +107,7 @@ def per_client(task: Task) -> Chart:
         if rows:
             told = [f"client {as_float(client):.0f}, seed {seed}\n{task.measure.kind} {score:.3f}" for _, score, client, seed in rows]
             notes = _notes(trial.method, "arrivals", np.array([row[0] for row in rows]), told)
-            series.append(Series(trial.method, [row[0] for row in rows], [row[1] for row in rows], style_of(trial.method), notes))
+            series.append(Series(trial.method, [row[0] for row in rows], [row[1] for row in rows], trial.style, notes))
     caption = "One mark per client and seed at the end of the run. Clients at 0 arrivals are held out or never came."
     return Chart("clients", "Clients by number of arrivals", caption, "updates from the client", score_label(task), tuple(series), kind="points")
 
@@ -93,6 +115,7 @@ def per_client(task: Task) -> Chart:
 def staleness_bars(task: Task) -> Chart:
     """Methods that are never stale would be one bar of height 1 and flatten the others: they are named instead, unless all are such."""
     alike: dict[tuple[float, ...], list[str]] = {}
+    styles = {trial.method: trial.style for trial in task.chosen}
     for trial in task.chosen:
         shares = staleness_shares(trial.runs)
         if len(shares):
@@ -106,7 +129,7 @@ def staleness_bars(task: Task) -> Chart:
         told = [f"{_range(start, width)}: {share:.1%} of updates" for start, share in zip(starts.tolist(), padded, strict=True)]
         label = ", ".join(methods)
         notes = tuple(f"{label}\nstaleness {text}" for text in told)
-        series.append(Series(label, (starts + (width - 1) / 2).tolist(), padded.tolist(), style_of(methods[0]), notes))
+        series.append(Series(label, (starts + (width - 1) / 2).tolist(), padded.tolist(), styles[methods[0]], notes))
     caption = "Model versions between download and upload, over the runs of the chosen settings."
     shared = any(len(methods) > 1 for methods in alike.values())
     caption += " Methods with the same staleness share bars, in the colour of the first of them." if shared else ""
@@ -124,6 +147,32 @@ def _range(start: int, width: int) -> str:
 
 def sensitivities(task: Task) -> list[Chart]:
     """One chart per key that some method's finished runs vary."""
+    caption = "Mean and standard deviation over seeds: filled marks are test, hollow ones validation." + _others_words(task)
+    charts = []
+    for key, methods in sorted(_by_value(task).items()):
+        told = caption + _seed_words(task, methods)
+        charts.append(value_chart(task, f"sensitivity_{key}", f"Sensitivity to {key}", told, key, methods))
+    return charts
+
+
+def curves_by_value(task: Task) -> list[Chart]:
+    """Per key and method that varies it, a curve over time for each value."""
+    charts = []
+    for key, methods in sorted(_by_value(task).items()):
+        for method, per_value in methods.items():
+            values = sorted(per_value, key=_by_number)
+            styles = {value: value_style(index, len(values)) for index, value in enumerate(values)}
+            known = {value: curve for value in values if (curve := mean_curve(per_value[value], task.measure.test)) is not None}
+            series = tuple(_curve(f"{key.split('.')[-1]}={value}", curve, styles[value]) for value, curve in known.items())
+            caption = "Mean over seeds; the band is one standard deviation." + _others_words(task) + _seed_words(task, [method])
+            if series:
+                name = f"curves_{key}" if len(methods) == 1 else f"curves_{key}_{method}"
+                charts.append(Chart(name, f"{method}: curves by {key}", caption, TIME.label, score_label(task), series))
+    return charts
+
+
+def _by_value(task: Task) -> dict[str, dict[str, dict[str, Trial]]]:
+    """Key, method, value: the best setting with that value, of the keys of which a method's finished runs have several values."""
     values: dict[str, dict[str, dict[str, Trial]]] = {}
     for method, trials in task.trials.items():
         for key in task.keys[method]:
@@ -132,14 +181,13 @@ def sensitivities(task: Task) -> list[Chart]:
                 per_value.setdefault(dict(trial.setting)[key], []).append(trial)
             if len(per_value) > 1:
                 values.setdefault(key, {})[method] = {value: best(tried) for value, tried in per_value.items()}
-    caption = "Mean and standard deviation over seeds: filled marks are test, hollow ones validation."
-    if any(len(keys) > 1 for keys in task.keys.values()):
-        caption += f" Of settings that differ in other keys too, each value shows the one that is best on validation data ({task.select.val})."
-    charts = []
-    for key, methods in sorted(values.items()):
-        told = caption + _seed_words(task, methods)
-        charts.append(value_chart(task, f"sensitivity_{key}", f"Sensitivity to {key}", told, key, methods))
-    return charts
+    return values
+
+
+def _others_words(task: Task) -> str:
+    if all(len(keys) < 2 for keys in task.keys.values()):
+        return ""
+    return f" Of settings that differ in other keys too, each value shows the one that is best on validation data ({task.select.val})."
 
 
 def _seed_words(task: Task, methods: Iterable[str]) -> str:
@@ -167,7 +215,7 @@ def value_chart(task: Task, name: str, title: str, caption: str, key: str, metho
             if any(score.seeds for score in scores):
                 told = [f"{split} {with_spread(score)}\n{setting_text(trial.setting)}" for score, (_, trial) in zip(scores, tried, strict=True)]
                 notes = tuple(f"{method}\n{text}" for text in told)
-                style = style_of(method)._replace(dash="-" if split == "test" else ":")
+                style = tried[0][1].style._replace(dash="-" if split == "test" else ":")
                 means, stds = [score.mean for score in scores], [score.std for score in scores]
                 series.append(Series(method, x, means, style, notes, stds, hollow=split == "validation", in_legend=split == "test"))
     chart = Chart(name, title, caption, key, f"{task.measure.kind} (filled: test, hollow: validation)", tuple(series), spread_as="bars")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from persafl_lit.errors import ConfigError
+from persafl_lit.errors import ConfigError, closest
 from persafl_lit.report import rows
 from persafl_lit.report.aggregate import ACCURACY, Task, Trial, tasks_of
 from persafl_lit.report.charts import charts_of, value_chart
@@ -13,10 +14,11 @@ from persafl_lit.report.export import curves_csv, runs_csv
 from persafl_lit.report.keys import NONE, differing
 from persafl_lit.report.record import Record
 from persafl_lit.report.series import Chart, Heat, file_stem
-from persafl_lit.report.tables import Table, to_csv
+from persafl_lit.report.tables import Table, latex_file, table_of, to_csv
 from persafl_lit.report.words import method_words, missing, verdict
 
 MOST_NAMED_KEYS = 4
+IDENTITY = ("method", "setting", "seed")
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,14 @@ class Content:
     words: list[tuple[str, list[str]]]
     """(heading, sentences): what holds for all parts comes first, under no heading."""
     files: dict[str, str]
-    """CSV files by name."""
+    """CSV and LaTeX files by name."""
 
 
-def content_of(records: Sequence[Record], title: str, levels: Sequence[float] = ()) -> Content:
-    """`levels` are the scores whose times are asked for."""
-    tasks = tasks_of(records, levels)
+def content_of(records: Sequence[Record], title: str, levels: Sequence[float] = (), against: str | None = None) -> Content:
+    """`levels` are the scores whose times are asked for, `against` the method that others are compared with."""
+    tasks = tasks_of(records, levels, against)
     _check_levels(tasks, levels)
+    _check_reference(tasks, against)
     names = _task_names(tasks)
     parts = [_part(task, name, f"_{number}" if len(tasks) > 1 else "") for number, (task, name) in enumerate(zip(tasks, names, strict=True), 1)]
     parts += _across(tasks)
@@ -59,13 +62,19 @@ def content_of(records: Sequence[Record], title: str, levels: Sequence[float] = 
     strangers = [record for record in records if id(record) not in known]
     run_rows = [row for task, name in zip(tasks, names, strict=True) for row in rows.run_rows(task.records, task, name)]
     run_rows += rows.run_rows(strangers, None, "")
-    files = _csv_files(records, tasks, names)
+    files = _csv_files(records, tasks, names) | _latex_files(tasks, names, parts, run_rows)
     return Content(title, _lead(records, tasks), parts, rows.run_table(run_rows), missing(records, tasks), _words(parts), files)
 
 
 def _check_levels(tasks: Sequence[Task], levels: Sequence[float]) -> None:
     if tasks and max(levels, default=0.0) > 1 and all(task.measure is ACCURACY for task in tasks):
         raise ConfigError(f"no accuracy reaches a level above 1; got {max(levels):g}, write 0.7 for 70 %")
+
+
+def _check_reference(tasks: Sequence[Task], against: str | None) -> None:
+    methods = sorted({trial.method for task in tasks for trial in task.chosen})
+    if against and methods and not any(trial.is_called(against) for task in tasks for trial in task.chosen):
+        raise ConfigError(f"no result of {against!r} to compare with; there are {', '.join(methods)}.{closest(against, methods)}")
 
 
 def _words(parts: Sequence[Part]) -> list[tuple[str, list[str]]]:
@@ -78,7 +87,7 @@ def _words(parts: Sequence[Part]) -> list[tuple[str, list[str]]]:
 
 def _part(task: Task, name: str, suffix: str) -> Part:
     charts = [(file_stem(chart.name) + suffix, chart) for chart in charts_of(task)]
-    table = rows.summary_table(task) if task.chosen else None
+    table = rows.summary_table(task) if task.chosen or task.unchanged else None
     return Part(name, verdict(task), task, _unique(charts), table, method_words(task), suffix)
 
 
@@ -121,6 +130,8 @@ def _lead(records: Sequence[Record], tasks: Sequence[Task]) -> list[str]:
     if not records:
         return ["There are no runs in this report."]
     lead = [_progress(records)]
+    if unchanged := sum(count for task in tasks for count in task.unchanged.values()):
+        lead.append(f"In {unchanged} of the finished runs the model never changed: {'it is no result' if unchanged == 1 else 'they are no results'}.")
     if not tasks:
         return [*lead, "None of them says which method it ran, so there is nothing to compare."]
     if len(tasks) == 1:
@@ -131,7 +142,8 @@ def _lead(records: Sequence[Record], tasks: Sequence[Task]) -> list[str]:
 
 def _progress(records: Sequence[Record]) -> str:
     """How many runs finished; of a sweep, of all that it has, also those that it has not begun."""
-    finished, planned = sum(record.status == "FINISHED" for record in records), records[0].planned
+    finished, counts = sum(record.status == "FINISHED" for record in records), {record.target: record.planned for record in records}
+    planned = sum(count or 0 for count in counts.values()) if None not in counts.values() else None
     if planned is None or planned < len(records) or finished == planned:  # its second stage is planned only when the first is done
         return f"{finished} of {len(records)} runs finished."
     text = f"{finished} of {planned} planned trials finished"
@@ -149,3 +161,12 @@ def _csv_files(records: Sequence[Record], tasks: Sequence[Task], names: Sequence
         "curves.csv": curves_csv(records),
         "clients.csv": to_csv([row for task, name in named for row in rows.client_rows(task, name)], rows.CLIENT_COLUMNS),
     }
+
+
+def _latex_files(tasks: Sequence[Task], names: Sequence[str], parts: Sequence[Part], run_rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """What the page shows as tables, and the other CSV files' main columns."""
+    named = list(zip(tasks, names, strict=True))
+    columns = ("task", *IDENTITY, "client", "arrivals", "samples", "test_accuracy", "test_loss")
+    clients = table_of([row for task, name in named for row in rows.client_rows(task, name)], columns)
+    tables = {"summary": [part.table for part in parts if part.table], "runs": [rows.run_table(run_rows)], "clients": [clients]}
+    return {f"{name}.tex": latex_file(found) for name, found in tables.items()}

@@ -98,6 +98,10 @@ def _axes(plt: Any, chart: Chart) -> Figure:
         axes.set_ylim(*chart.y_range)
     if chart.log_x:
         axes.set_xscale("log")
+    if chart.unit:
+        from matplotlib.ticker import EngFormatter
+
+        axes.xaxis.set_major_formatter(EngFormatter(unit=chart.unit))
     if chart.ticks:
         axes.set_xticks([position for position, _ in chart.ticks], [_plain(text) for _, text in chart.ticks])
         axes.minorticks_off()

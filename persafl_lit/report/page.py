@@ -9,7 +9,7 @@ from pathlib import Path
 
 from persafl_lit.report.content import Content, Part
 from persafl_lit.report.plots import plot, to_json
-from persafl_lit.report.series import short
+from persafl_lit.report.series import Chart, Heat, short, with_others
 from persafl_lit.report.tables import Table, html_text, markdown_text
 
 STYLE = """
@@ -28,6 +28,14 @@ figure { margin: 0; min-width: 0; }
 figure.wide { grid-column: 1 / -1; }
 figure img { display: block; max-width: 100%; max-height: 520px; }
 figcaption { font-size: .85rem; color: #555; margin-top: .25rem; }
+.switch { display: flex; flex-wrap: wrap; align-items: center; gap: .35rem; border: 0; margin: .25rem 0 .5rem; padding: 0; font-size: .85rem; }
+.switch legend { float: left; padding: 0; margin-right: .4rem; color: #555; }
+.switch label { position: relative; }
+.switch input { position: absolute; inset: 0; width: 100%; height: 100%; margin: 0; opacity: 0; cursor: pointer; }
+.switch span { display: block; padding: .25rem .7rem; border: 1px solid #bbb; border-radius: 1rem; }
+.switch input:hover + span { border-color: #0072B2; }
+.switch input:checked + span { background: #0072B2; border-color: #0072B2; color: #fff; }
+.switch input:focus-visible + span { outline: 3px solid #E69F00; outline-offset: 1px; }
 .plot { width: 100%; height: 400px; }
 .wide .plot { height: 460px; }
 .scroll { overflow-x: auto; max-width: 100%; border: 1px solid #ddd; border-radius: 4px; }
@@ -56,12 +64,21 @@ HINT = "Point at a plot to read its values; click on a name in its legend to hid
 SCRIPT = """
 const charts = JSON.parse(document.getElementById("charts").textContent);
 for (const [id, chart] of Object.entries(charts)) {
+  if (matchMedia("(pointer: coarse)").matches) chart.layout.dragmode = false;
   const box = document.getElementById(id);
+  if (!box) continue;
   const letters = chart.data.filter(t => t.showlegend && t.name).map(t => t.name.length * 7.5 + 45);
   const lines = Math.ceil(letters.reduce((a, b) => a + b, 0) / Math.max(box.clientWidth - 90, 200));
   box.style.height = (box.clientHeight + 20 * Math.max(0, lines - 1)) + "px";
-  if (matchMedia("(pointer: coarse)").matches) chart.layout.dragmode = false;
   Plotly.newPlot(box, chart.data, chart.layout, {responsive: true, displayModeBar: false});
+}
+for (const group of document.querySelectorAll("fieldset.switch")) {
+  group.addEventListener("change", event => {
+    const {value, dataset} = event.target, figure = group.closest("figure");
+    Plotly.react(group.dataset.plot, charts[value].data, charts[value].layout);
+    figure.querySelector("h3").textContent = dataset.title;
+    figure.querySelector("figcaption").textContent = dataset.caption;
+  });
 }
 """
 
@@ -74,7 +91,7 @@ def html_page(content: Content, schedules: Mapping[str, tuple[Path, str]]) -> st
     # Nothing is loaded from anywhere, and only these two scripts may run, whatever a name or an error message holds.
     allowed = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (library, SCRIPT))
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
-    charts = {f"plot-{stem}": plot(chart) for part in content.parts for stem, chart in part.charts}
+    charts = {f"plot-{stem}": plot(chart) for part in content.parts for stem, chart in with_others(part.charts)}
     several = len(content.parts) > 1
     body = [f"<h1>{html_text(short_title(content.title))}</h1>", *(f'<p class="lead">{html_text(text)}</p>' for text in content.lead)]
     body += [f'<p class="hint">{HINT}</p><noscript><p>{NO_SCRIPT}</p></noscript>'] if charts else []
@@ -123,7 +140,8 @@ def _figures(part: Part, schedule: tuple[Path, str] | None, several: bool) -> st
     for index, (stem, chart) in enumerate(part.charts):
         wide = ' class="wide"' if index == 0 and len(part.charts) > 1 else ""
         caption = f"<figcaption>{html_text(chart.caption)}</figcaption>"
-        figures.append(f'<figure{wide}><h3>{html_text(chart.title)}</h3><div class="plot" id="plot-{html_text(stem)}"></div>{caption}</figure>')
+        box = f'<div class="plot" id="plot-{html_text(stem)}"></div>'
+        figures.append(f"<figure{wide}><h3>{html_text(chart.title)}</h3>{_switch(stem, chart)}{box}{caption}</figure>")
     if schedule is not None:
         picture, caption = schedule
         data = base64.b64encode(picture.read_bytes()).decode()
@@ -132,6 +150,20 @@ def _figures(part: Part, schedule: tuple[Path, str] | None, several: bool) -> st
         figures.insert(1, f'<figure class="wide"><h3>Schedules</h3>{image}<figcaption>{html_text(caption)}</figcaption></figure>')
     drawn = f'<div class="figures">{chr(10).join(figures)}</div>' if figures else "<p>There is nothing to draw.</p>"
     return f"{heading}\n{told}\n{drawn}"
+
+
+def _switch(stem: str, chart: Chart | Heat) -> str:
+    """Radio buttons, so that the keyboard's arrows work: what the figure is drawn against."""
+    if not isinstance(chart, Chart) or not chart.others:
+        return ""
+    buttons = []
+    for name, shown in with_others([(stem, chart)]):
+        told = {"value": f"plot-{name}", "title": shown.title, "caption": shown.caption}
+        data = " ".join(f'{"" if key == "value" else "data-"}{key}="{html_text(value)}"' for key, value in told.items())
+        checked = " checked" if shown is chart else ""
+        radio = f'<input type="radio" name="axis-{html_text(stem)}" {data} autocomplete="off"{checked}>'
+        buttons.append(f"<label>{radio}<span>{html_text(shown.x_label)}</span></label>")
+    return f'<fieldset class="switch" data-plot="plot-{html_text(stem)}"><legend>against</legend>{"".join(buttons)}</fieldset>'
 
 
 def _table(heading: str, table: Table, otherwise: str = "") -> str:
@@ -144,7 +176,8 @@ def markdown_page(content: Content, schedules: Mapping[str, tuple[Path, str]]) -
     for part in content.parts:
         lines.append(f"## {markdown_text(part.heading or 'Figures')}")
         lines += [markdown_text(part.verdict)] if len(content.parts) > 1 and part.verdict else []
-        lines += [f"![{markdown_text(short(chart.title))}]({stem}.png)\n\n{markdown_text(chart.caption)}" for stem, chart in part.charts]
+        drawn = with_others(part.charts)
+        lines += [f"![{markdown_text(short(chart.title))}]({stem}.png)\n\n{markdown_text(chart.caption)}" for stem, chart in drawn]
         if part.task and part.suffix in schedules:
             picture, caption = schedules[part.suffix]
             lines.append(f"![Schedules]({picture.name})\n\n{markdown_text(caption)}")

@@ -16,6 +16,9 @@ PLOTLY_MARKERS |= STRANGER_MARKERS
 DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 
 
+RAMP = ("#440154", "#3B528B", "#21908C", "#5DC863")  # viridis without its yellow
+
+
 class Style(NamedTuple):
     """As matplotlib names it; `PLOTLY_MARKERS` and `DASHES` translate."""
 
@@ -41,13 +44,24 @@ KNOWN = {
 }
 
 
-def style_of(method: str) -> Style:
-    """A known method's style, or one that follows from the name alone."""
+def style_of(method: str, turn: int = 0) -> Style:
+    """A known method's style, or one that follows from the name alone; the same again, in another `turn`, has another dash."""
+    if turn:
+        style, dashes = style_of(method), list(DASHES)
+        return style._replace(dash=dashes[(dashes.index(style.dash) + turn) % len(dashes)])
     if method in KNOWN:
         return KNOWN[method]
     number = int(hashlib.sha256(method.encode(errors="replace")).hexdigest(), 16)
     number, colour = divmod(number, len(COLOURS))
     return Style(COLOURS[colour], list(STRANGER_MARKERS)[number % len(STRANGER_MARKERS)], "-.")
+
+
+def value_style(index: int, count: int) -> Style:
+    """Of the values of a key, in their order: from dark to light."""
+    place = index / max(count - 1, 1) * (len(RAMP) - 1)
+    low = min(int(place), len(RAMP) - 2)
+    mixed = [round((1 - place + low) * int(RAMP[low][i : i + 2], 16) + (place - low) * int(RAMP[low + 1][i : i + 2], 16)) for i in (1, 3, 5)]
+    return Style("#" + "".join(f"{part:02X}" for part in mixed), list(PLOTLY_MARKERS)[index % len(PLOTLY_MARKERS)])
 
 
 def schedule_style(index: int) -> Style:

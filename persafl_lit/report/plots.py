@@ -46,13 +46,17 @@ def _chart(chart: Chart) -> dict[str, Any]:
         x_axis |= {"tick0": 0, "dtick": max(1, math.ceil(max(max(series.x) for series in chart.series) / 10))}
     if chart.log_x:
         x_axis |= {"type": "log"}
+    if chart.unit:
+        x_axis |= {"tickformat": "~s", "ticksuffix": label_text(chart.unit)}
     if chart.ticks:
         x_axis |= {"tickmode": "array", "tickvals": [value for value, _ in chart.ticks], "ticktext": [label_text(text) for _, text in chart.ticks]}
     y_axis = GRID | {"title": {"text": label_text(chart.y_label)}}
     if chart.y_range:
         y_axis |= {"range": list(chart.y_range)}
     layout = _layout() | {"xaxis": x_axis, "yaxis": y_axis, "barmode": "overlay"}
-    return {"data": [trace for series in chart.series for trace in draw(chart, series)], "layout": layout}
+    # By their uid, and with a legend that has not changed, hidden series stay hidden when the page switches to another axis.
+    traces = [trace | {"uid": f"{number}{trace.get('fill', '')}"} for number, series in enumerate(chart.series) for trace in draw(chart, series)]
+    return {"data": traces, "layout": layout}
 
 
 def _lines(chart: Chart, series: Series) -> list[dict[str, Any]]:
@@ -125,7 +129,7 @@ def _heat(heat: Heat) -> dict[str, Any]:
 
 
 def _layout() -> dict[str, Any]:
-    legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"}
+    legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left", "uirevision": "kept"}
     hover = {"bgcolor": "#FFFFFF", "align": "left", "font": FONT | {"size": 12}}
     return {
         "font": FONT,

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from persafl_lit.timeline import Timeline
+
+
+def model_changed(summary: Mapping[str, Any] | None) -> bool:
+    """Whether the run that ended with this summary trained anything; what did not is no result. Runs of 0.1 tell only their versions."""
+    told = summary or {}
+    return bool(told.get("model_changed", told.get("versions") != 0))
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,10 @@ class Record:
     version: str = ""
     """The persafl_lit that made it."""
     commit: str = ""
+    target: str = ""
+    """What it was found by, where a report is of several targets."""
+    target_number: int = 0
+    """Which one of them, from 0."""
 
     @property
     def method(self) -> str:

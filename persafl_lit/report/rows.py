@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from persafl_lit.report.aggregate import ACCURACY, LOSS, Spread, Task, Trial, as_float, final, in_summary, method_of, seed_of, spread
-from persafl_lit.report.curves import mean_curve, thresholds, time_to_reach
+from persafl_lit.report.curves import MeanCurve, Reached, halfway, mean_curve, speed_up, thinned_from, thresholds, time_to_reach
 from persafl_lit.report.keys import setting_text
-from persafl_lit.report.record import Record
+from persafl_lit.report.record import Record, model_changed
 from persafl_lit.report.schedules import staleness
-from persafl_lit.report.tables import MISSING, Table, bytes_text, number_text, with_spread
+from persafl_lit.report.tables import MISSING, Table, bytes_text, difference_text, interval_text, number_text, ratio_text, with_spread
 
 REFERENCE = "fedavg"
+"""What times are compared with unless another method is asked for."""
 HELD_OUT = "held-out clients"
 SUMMARY_COLUMNS = ("task", "method", "setting", "seeds", "seeds_begun", "selected_on")
-RUN_COLUMNS = ("task", "run_id", "method", "setting", "seed", "status", "val", "test", "error")
+UNCHANGED = "no result: the model never changed"
+RUN_COLUMNS = ("task", "run_id", "method", "setting", "seed", "status", "versions", "val", "test", "error", "note")
 CLIENT_COLUMNS = ("task", "method", "setting", "chosen", "seed", "run_id", "status", "client", "arrivals")
 
 
@@ -28,37 +30,80 @@ class Facts:
     trial: Trial
     scores: dict[str, Spread]
     costs: dict[str, Spread]
-    times: dict[float, tuple[float | None, float | None]]
-    """Level: when the mean curve reaches it, and how many times sooner than the reference's."""
+    times: dict[float, Timing]
+    """By level."""
+    difference: Spread | None
+    """Of test scores to the reference's, paired by seed; None for the reference itself, and without one."""
+    evaluations: str
+
+
+class Timing(NamedTuple):
+    """When the mean curve reaches a level, and how many times sooner than the reference's it can have been, at least and at most."""
+
+    reached: Reached | None
+    gain: tuple[float, float] | None
+    known: bool = True
+
+    def text(self) -> str:
+        if self.reached is None:
+            return "not reached" if self.known else MISSING
+        after, by = self.reached
+        if by <= after:
+            return "from the start"
+        return f"{number_text(after, 1)} to {number_text(by, 1)}" + (f" ({ratio_text(*self.gain)})" if self.gain else "")
 
 
 def levels(task: Task) -> list[float]:
     """The scores whose times are compared: those asked for, or some that the curves suggest."""
     if task.levels:
         return list(task.levels)
-    curves = {trial.method: curve for trial in task.chosen if (curve := mean_curve(trial, task.measure.test)) is not None}
-    return thresholds(list(curves.values()), task.measure, curves.get(REFERENCE))
+    return thresholds(curves_of(task), task.measure)
+
+
+def curves_of(task: Task) -> list[MeanCurve]:
+    return [curve for trial in task.chosen if (curve := mean_curve(trial, task.measure.test)) is not None]
+
+
+def too_low(task: Task) -> list[float]:
+    """Levels at which no speed-up is told: below halfway between the untrained model's score and the best method's."""
+    curves, sign = curves_of(task), task.measure.sign
+    return [level for level in levels(task) if not curves or sign * level < sign * halfway(curves, sign)]
 
 
 def facts(task: Task) -> list[Facts]:
-    wanted = levels(task)
-    times = {trial.method: [_time_to(trial, level) for level in wanted] for trial in task.chosen}
-    reference = times.get(REFERENCE, [None] * len(wanted))
-    gains = {method: [speed_up(*pair) for pair in zip(reference, reached, strict=True)] for method, reached in times.items()}
-    return [
-        Facts(trial, _scores(trial), _costs(trial), dict(zip(wanted, zip(times[trial.method], gains[trial.method], strict=True), strict=True)))
-        for trial in task.chosen
-    ]
+    wanted, low, best = levels(task), too_low(task), task.reference(None)
+    quickest = task.reference(REFERENCE)
+    reached = {trial.method: _reached(trial, wanted) for trial in task.chosen}
+    told = []
+    for trial in task.chosen:
+        times = {}
+        for level in wanted:
+            own, theirs = reached[trial.method], reached[quickest.method] if quickest and quickest is not trial else None
+            gain = speed_up(theirs[level], own[level]) if theirs and own and level not in low else None
+            times[level] = Timing(own[level] if own else None, gain, own is not None)
+        difference = trial.minus(best) if best is not None and best is not trial else None
+        told.append(Facts(trial, _scores(trial), _costs(trial), times, difference, _evaluations(trial)))
+    return told
 
 
-def _time_to(trial: Trial, level: float) -> float | None:
+def _reached(trial: Trial, wanted: Sequence[float]) -> dict[float, Reached | None] | None:
+    """None without a curve."""
     curve = mean_curve(trial, trial.measure.test)
-    return None if curve is None else time_to_reach(curve.times, curve.mean, level, trial.measure.sign)
+    return None if curve is None else {level: time_to_reach(curve, level, trial.measure.sign) for level in wanted}
 
 
-def speed_up(reference: float | None, time: float | None) -> float | None:
-    """None where either never arrives, or is there from the start."""
-    return reference / time if reference and time else None
+def thinned_curves(task: Task) -> str:
+    """fedavg 4 of 11, fedasync 6 of 11: the chosen settings' curves from which evaluations were left out."""
+    return ", ".join(f"{trial.method} {told}" for trial in task.chosen if " of " in (told := _evaluations(trial)))
+
+
+def _evaluations(trial: Trial) -> str:
+    """Of the run that has the fewest, and of how many if some were left out."""
+    curve = mean_curve(trial, trial.measure.test)
+    if curve is None:
+        return MISSING
+    wanted = [count for record in trial.runs if (count := thinned_from(record)) is not None]
+    return f"{curve.points} of {max(wanted)}" if wanted else f"{curve.points}"
 
 
 def _scores(trial: Trial) -> dict[str, Spread]:
@@ -78,6 +123,7 @@ def _costs(trial: Trial) -> dict[str, Spread]:
     worst = spread(most for _, most in stale)
     return {
         "updates": trial.over_seeds("updates"),
+        "versions": trial.over_seeds("versions"),
         "grad_evals": trial.over_seeds("grad_evals"),
         "bytes": spread(as_float(record.bytes_communicated) for record in trial.runs),
         "staleness": spread(mean for mean, _ in stale),
@@ -107,35 +153,66 @@ def summary_rows(task: Task, name: str) -> list[dict[str, Any]]:
         for column, value in (scores | told.scores | told.costs).items():
             stem = column.replace(" ", "_").replace("-", "_")
             row |= {stem: value.mean} if column == "staleness_max" else {f"{stem}_mean": value.mean, f"{stem}_std": value.std}
-        for level, (time, gain) in told.times.items():
-            row[f"time_to_{level:g}"] = time
-            if REFERENCE in task.trials:
-                row[f"speed_up_at_{level:g}"] = gain
+        row |= dict(zip(("test_ci_low", "test_ci_high"), trial.test.interval, strict=True))
+        if told.difference is not None and (reference := task.reference(None)) is not None:
+            row |= {"difference_to": reference.method, "difference_mean": told.difference.mean, "difference_seeds": told.difference.seeds}
+            row |= dict(zip(("difference_ci_low", "difference_ci_high"), told.difference.interval, strict=True))
+        for level, timing in told.times.items():
+            reached = timing.reached or (None, None)
+            row |= {f"time_to_{level:g}": reached[1], f"time_to_{level:g}_after": reached[0]}
+            if (quickest := task.reference(REFERENCE)) is not None:
+                gain = timing.gain or (None, None)
+                row |= {"speed_up_over": quickest.method, f"speed_up_at_{level:g}_least": gain[0], f"speed_up_at_{level:g}_most": gain[1]}
+        row["evaluations"] = told.evaluations
         rows.append(row | {f"chosen.{key}": value for key, value in trial.setting})
+    for method in no_results(task):
+        rows.append({"task": name, "method": method, "seeds": 0, "seeds_begun": task.unchanged[method], "versions_mean": 0, "note": UNCHANGED})
     return rows
+
+
+def no_results(task: Task) -> list[str]:
+    """Methods of which no run is a result, because their models never changed."""
+    return [method for method in task.unchanged if method not in task.trials]
 
 
 def summary_table(task: Task) -> Table:
     """The same for readers: mean ± std over seeds."""
-    kind, all_told = task.measure.kind, facts(task)
+    kind, all_told, best = task.measure.kind, facts(task), task.reference(None)
     known = dict.fromkeys(name for told in all_told for name, value in told.scores.items() if value.seeds)
     names = sorted(known, key=lambda name: name == HELD_OUT)
     rows = []
     for told in all_told:
         trial, cost = told.trial, {name: value.mean for name, value in told.costs.items()}
         row = {"method": trial.method, "chosen setting": setting_text(trial.setting), f"test {kind}": with_spread(trial.test)}
+        row["95 % CI"] = interval_text(trial.test)
+        if best is not None and len(all_told) > 1:
+            row[f"difference to {best.method}"] = difference_text(told.difference) if told.difference is not None else "reference"
         row |= {name: with_spread(told.scores[name]) if name in told.scores else MISSING for name in names}
         row |= {f"validation {kind}": with_spread(trial.val), "seeds": _seeds(trial)}
         row |= {} if task.select == task.measure else {f"validation {task.select.kind} (selected on)": with_spread(trial.score)}
-        for level, (time, gain) in told.times.items():
-            row[f"time to {level:g}"] = number_text(time, 1) + (f" ({gain:.2f}x)" if gain is not None else "")
+        row |= {f"time to {level:g}": timing.text() for level, timing in told.times.items()}
+        row |= {"evaluations": told.evaluations, "versions": number_text(cost["versions"], 0)}
         row |= {"updates": number_text(cost["updates"], 0), "gradients": number_text(cost["grad_evals"], 0)}
         row["communicated"] = bytes_text(cost["bytes"])
         row["staleness mean / max"] = f"{number_text(cost['staleness'], 2)} / {number_text(cost['staleness_max'], 0)}"
         row["dropped"] = number_text(cost["dropped"], 0 if cost["dropped"] == 0 else 1)
         rows.append(row)
-    columns = tuple(rows[0]) if rows else ()
-    return Table(columns, [list(row.values()) for row in rows], frozenset(columns[2:]), frozenset({"chosen setting"}))
+    columns = tuple(rows[0]) if rows else ("method", "chosen setting", "versions")
+    for method in no_results(task):
+        rows.append(dict.fromkeys(columns, MISSING) | {"method": method, "chosen setting": UNCHANGED, "versions": "0"})
+    cells = [list(row.values()) for row in rows]
+    return Table(columns, cells, frozenset(columns[2:]), frozenset({"chosen setting"}), _table_caption(task))
+
+
+def _table_caption(task: Task) -> str:
+    if not task.chosen:
+        return ""
+    best, alone = task.reference(None), [trial.method for trial in task.chosen if trial.test.seeds < 2]
+    text = "± is the sample standard deviation over seeds; 95 % CI is Student's t interval of the mean over seeds (n - 1 degrees of freedom)."
+    if best is not None and len(task.chosen) > 1:
+        text += f" Differences of test {task.measure.kind} to {best.method}: mean and 95 % interval of the paired t test over the seeds both have;"
+        text += " an interval without 0 is a difference at the 5 % level, not corrected for the number of methods."
+    return text + (f" One seed, so no interval: {', '.join(alone)}." if alone else "")
 
 
 def _seeds(trial: Trial) -> str:
@@ -151,17 +228,22 @@ def run_rows(records: Sequence[Record], task: Task | None, name: str) -> list[di
     rows = []
     for record in records:
         setting = setting_text(task.setting(record)) if task else ""
-        told = (name, record.run_id, method_of(record), setting, seed_of(record), record.status)
+        told = (name, record.run_id, method_of(record), setting, seed_of(record), record.status, in_summary(record, "versions"))
         scores = (final(record, measure.val), final(record, measure.test))
-        rows.append(dict(zip(RUN_COLUMNS, (*told, *scores, record.error), strict=True)))
+        note = "" if model_changed(record.summary) else UNCHANGED
+        rows.append(dict(zip(RUN_COLUMNS, (*told, *scores, record.error, note), strict=True)))
     return rows
 
 
 def run_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The task is named only if there are several."""
     kept = [key for key in ("method", "task", "setting", "seed", "status") if key != "task" or any(row["task"] for row in rows)]
-    cells = [[*(str(row[key]) for key in kept), number_text(row["val"]), number_text(row["test"]), str(row["run_id"])] for row in rows]
-    return Table((*kept, "validation", "test", "run"), cells, frozenset({"validation", "test"}), frozenset({"task", "setting"}))
+    cells = []
+    for row in rows:
+        scores = [number_text(row[key]) for key in ("val", "test")] if not row["note"] else [MISSING, UNCHANGED]
+        cells.append([*(str(row[key]) for key in kept), number_text(row["versions"], 0), *scores, str(row["run_id"])])
+    columns = (*kept, "versions", "validation", "test", "run")
+    return Table(columns, cells, frozenset({"versions", "validation", "test"}), frozenset({"task", "setting"}))
 
 
 def client_rows(task: Task, name: str) -> list[dict[str, Any]]:

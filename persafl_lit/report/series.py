@@ -44,6 +44,10 @@ class Chart:
     log_x: bool = False
     bar_width: int = 1
     """Of a group of bars, one per series, around its x."""
+    unit: str = ""
+    """Of x, written with k, M, G."""
+    others: tuple[tuple[str, Chart], ...] = ()
+    """The same against other things than x, each with the end of its file's name: a figure of its own, and a switch on the page."""
 
     def bar_offset(self, index: int) -> float:
         """Of the middle of a series' bars from their x."""
@@ -72,6 +76,15 @@ class Heat:
     sign: int
     metric: str
     """What the values are."""
+
+
+def with_others(charts: Sequence[tuple[str, Chart | Heat]]) -> list[tuple[str, Chart | Heat]]:
+    """Every chart with the stem of its files, and after it those that are the same against other things."""
+    drawn: list[tuple[str, Chart | Heat]] = []
+    for stem, chart in charts:
+        drawn.append((stem, chart))
+        drawn += [(f"{stem}_{name}", other) for name, other in (chart.others if isinstance(chart, Chart) else ())]
+    return drawn
 
 
 def short(text: str) -> str:

@@ -7,7 +7,7 @@ import html
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,12 @@ from persafl_lit.report.aggregate import Spread
 
 MISSING = "-"
 FORMULA = tuple("=+-@\t\n")
+PAGE_COLUMNS, PAGE_ROWS = 8, 40
+"""What fits on a page of a paper."""
+LATEX_NEEDS = r"% \usepackage{booktabs,graphicx,longtable}"
+LATEX = {character: f"\\{character}" for character in "{}$&#_%"} | {"±": r"$\pm$", "≥": r"$\geq$", "\ufffd": "?"}
+LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}", "-": "{-}", "[": "{[}", "]": "{]}"}
 
 
 @dataclass(frozen=True)
@@ -25,12 +31,14 @@ class Table:
     rows: list[list[str]]
     numeric: frozenset[str] = frozenset()
     long: frozenset[str] = frozenset()
+    caption: str = ""
 
     def markdown(self) -> str:
         """A table of GitHub's markdown."""
         rule = ["---:" if column in self.numeric else "---" for column in self.columns]
         lines = [[markdown_text(cell) for cell in self.columns], rule, *([markdown_text(cell) for cell in row] for row in self.rows)]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return f"{table}\n\n{markdown_text(self.caption)}" if self.caption else table
 
     def html(self) -> str:
         def cells(tag: str, row: Sequence[str]) -> str:
@@ -38,7 +46,40 @@ class Table:
             return "<tr>" + "".join(f"<{tag}{mark}>{html_text(cell)}</{tag}>" for mark, cell in zip(marks, row, strict=True)) + "</tr>"
 
         body = "\n".join(cells("td", row) for row in self.rows)
-        return f'<div class="scroll" tabindex="0"><table>\n<thead>{cells("th", self.columns)}</thead>\n<tbody>\n{body}\n</tbody></table></div>'
+        table = f'<div class="scroll" tabindex="0"><table>\n<thead>{cells("th", self.columns)}</thead>\n<tbody>\n{body}\n</tbody></table></div>'
+        return f'{table}\n<p class="hint">{html_text(self.caption)}</p>' if self.caption else table
+
+    def latex(self) -> str:
+        """For booktabs: as wide as the text if it has many columns, over several pages if it has many rows."""
+
+        def line(row: Sequence[str]) -> str:
+            return f"{' & '.join(map(latex_text, row))} \\\\"
+
+        head, body = line(self.columns), "\n".join(line(row) for row in self.rows)
+        columns = "".join("r" if name in self.numeric else "l" for name in self.columns)
+        caption = f"\\caption{{{latex_text(self.caption)}}}" if self.caption else ""
+        if len(self.rows) > PAGE_ROWS:
+            top = f"{caption} \\\\\n\\toprule" if caption else "\\toprule"
+            return f"\\begin{{longtable}}{{{columns}}}\n{top}\n{head}\n\\midrule\n\\endhead\n\\bottomrule\n\\endfoot\n{body}\n\\end{{longtable}}\n"
+        table = f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{head}\n\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}"
+        table = f"\\resizebox{{\\linewidth}}{{!}}{{%\n{table}}}" if len(self.columns) > PAGE_COLUMNS else table
+        return f"\\begin{{table}}\n\\centering\n{caption}\n{table}\n\\end{{table}}\n"
+
+
+def latex_file(tables: Sequence[Table]) -> str:
+    return "\n".join([LATEX_NEEDS, *(table.latex() for table in tables if table.rows)])
+
+
+def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
+    """Rows as text, numbers to four digits; columns that no row has are left out."""
+    kept = tuple(column for column in columns if any(not _unknown(row.get(column)) and row.get(column) != "" for row in rows))
+    cells = [[_short_text(row.get(column)) for column in kept] for row in rows]
+    numeric = frozenset(column for column in kept if any(isinstance(row.get(column), (int, float)) for row in rows))
+    return Table(kept, cells, numeric)
+
+
+def _short_text(value: Any) -> str:
+    return MISSING if _unknown(value) else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
@@ -72,6 +113,37 @@ def markdown_text(text: str) -> str:
     plain = re.sub(r"([\\|`*\[\]~]|(?<!\w)_|_(?!\w))", r"\\\1", plain)
     # What would begin a heading, a list or a rule.
     return re.sub(r"^(?:#{1,6}(?=\s|$)|[-+](?=\s)|-{3,}$|\d+(?=[.)](?:\s|$)))", lambda found: f"&#{ord(found[0][0])};{found[0][1:]}", plain)
+
+
+def latex_text(text: str) -> str:
+    """Text that stays text in LaTeX: no command, no mathematics, no new cell or line."""
+    plain = " ".join(_printable(text).split())
+    return "".join(LATEX.get(character, character) for character in plain)
+
+
+def interval_text(value: Spread, digits: int = 3) -> str:
+    """[0.841, 0.901], or - for a single seed."""
+    low, high = value.interval
+    return f"[{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(low) else MISSING
+
+
+def difference_text(value: Spread, digits: int = 3) -> str:
+    """+0.021 [0.003, 0.039]; for a single seed the difference alone."""
+    if not value.seeds:
+        return MISSING
+    return f"{value.mean:+.{digits}f} {interval_text(value, digits)}" if value.seeds > 1 else f"{value.mean:+.{digits}f} (one seed)"
+
+
+def ratio_text(low: float, high: float) -> str:
+    """2.6x to 6.1x, rounded to the safe side: at least the first, at most the second."""
+    if not math.isfinite(high):
+        return f"at least {_two_digits(low, math.floor)}x" if low > 0 else "cannot be told"
+    return f"{_two_digits(low, math.floor)}x to {_two_digits(high, math.ceil)}x" if low > 0 else f"at most {_two_digits(high, math.ceil)}x"
+
+
+def _two_digits(value: float, rounded: Callable[[float], int]) -> str:
+    power = math.floor(math.log10(value)) - 1
+    return f"{rounded(round(value / 10.0**power, 6)) * 10.0**power:.12g}"
 
 
 def with_spread(value: Spread, digits: int = 3) -> str:

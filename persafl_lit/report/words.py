@@ -21,17 +21,18 @@ from persafl_lit.report.aggregate import (
     usable,
     wanted_metrics,
 )
-from persafl_lit.report.curves import mean_curve
+from persafl_lit.report.curves import FEW_POINTS, mean_curve, untrained_and_best
 from persafl_lit.report.keys import NONE, finetune_text, setting_text, text_of
-from persafl_lit.report.record import Record
-from persafl_lit.report.rows import REFERENCE, levels
+from persafl_lit.report.record import Record, model_changed
+from persafl_lit.report.rows import REFERENCE, UNCHANGED, curves_of, levels, thinned_curves, too_low
 from persafl_lit.report.tables import Table, with_spread
 
 
 def verdict(task: Task) -> str:
     """The best method of a task in one or two sentences."""
     if not task.chosen:
-        return "No run has finished with a score, so there is nothing to compare yet."
+        unchanged = f"; in {_count(sum(task.unchanged.values()), 'run')} the model never changed" if task.unchanged else ""
+        return f"No run has finished with a score, so there is nothing to compare yet{unchanged}."
     first, others, kind = task.chosen[0], task.chosen[1:], task.measure.kind
     told = f"test {kind} after fine-tuning {with_spread(first.test)} over {_count(len(first.runs), 'seed')} ({setting_text(first.setting)})"
     if not others:
@@ -48,7 +49,7 @@ def verdict(task: Task) -> str:
 def method_words(task: Task) -> list[str]:
     """How the numbers of a task came about."""
     if not task.chosen:
-        return ["None of these runs finished with a score. The table of runs says what became of them."]
+        return ["None of these runs is a result. The table of runs says what became of them."]
     measure = task.measure
     words = [f"Seeds: {'; '.join(_seeds(trial) for trial in task.chosen)}."]
     words += _choice_words(task)
@@ -61,9 +62,12 @@ def method_words(task: Task) -> list[str]:
     runs = [record for trials in task.trials.values() for trial in trials for record in trial.runs]
     if all(final(record, task.select.val) == final(record, task.select.test) for record in runs):
         words.append("Validation and test scores are equal in every run, so here the choice has in effect seen the test score.")
-    words += [*_rule_words(task), _column_words(task), _spread_words(task)]
+    words += [*_rule_words(task), *_point_words(task), _column_words(task), _spread_words(task), *_level_words(task)]
+    if task.unchanged:
+        told = ", ".join(f"{method} {_count(count, 'run')}" for method, count in task.unchanged.items())
+        words.append(f"No result: in {told} the model never changed (no round was completed). They are chosen, averaged and compared nowhere.")
     if any(trial.begun > len(trial.runs) for trials in task.trials.values() for trial in trials):
-        words.append("Some settings have seeds that did not finish. Means are over the others, which flatters a setting that fails on hard seeds.")
+        words.append("Some settings have seeds without a result. Means are over the others, which flatters a setting that fails on hard seeds.")
     counted = sum(len(trial.runs) for trials in task.trials.values() for trial in trials)
     repeated = sum(usable(record, measure) for record in task.records) - counted
     if repeated:
@@ -133,13 +137,40 @@ def _column_words(task: Task) -> str:
 
 def _spread_words(task: Task) -> str:
     text = "± is the sample standard deviation over seeds (divided by n - 1); with one seed there is none. "
-    text += "With two or three seeds, differences of about its size decide nothing."
-    if levels(task):
-        text += " Times to reach a level are read off the mean curve, linear between evaluations; - means never reached or not known."
-        text += " The levels were asked for." if task.levels else " The levels were chosen after the fact, from these test curves."
-        if any(trial.method == REFERENCE for trial in task.chosen):
-            text += f" In brackets: how many times faster than {REFERENCE}."
+    text += "Intervals are Student's t over seeds, those of differences the paired t test's; seeds of which one also chose the setting flatter it."
+    if any(trial.test.seeds < 2 for trial in task.chosen):
+        text += " With one seed there is no interval, and no difference can be told from chance."
     return text
+
+
+def _level_words(task: Task) -> list[str]:
+    """How times to reach a level are to be read."""
+    wanted, curves = levels(task), curves_of(task)
+    if not wanted or not curves:
+        return []
+    text = "Times to reach a level are known to within one evaluation: not reached at the first time that is given, reached at the second, "
+    text += "by the mean curve over seeds; - means not known."
+    text += " The levels were asked for." if task.levels else " The levels were chosen after the fact, from these test curves."
+    reference = task.reference(REFERENCE)
+    if reference is not None and len(task.chosen) > 1:
+        text += f" In brackets: how many times sooner than {reference.method}, at least and at most, as the evaluations of both allow."
+        text += " Without brackets there is no such number: one of the two never reaches the level, or had it from the start."
+        if low := too_low(task):
+            start, end = untrained_and_best(curves, task.measure.sign)
+            text += f" No speed-up is told at {', '.join(f'{level:g}' for level in low)}: below halfway between"
+            text += f" the untrained model ({start:.3f}) and the best method ({end:.3f})."
+    return [text]
+
+
+def _point_words(task: Task) -> list[str]:
+    """Curves that have few points, and why."""
+    words = []
+    if thinned := thinned_curves(task):
+        words.append(f"Thinned curves: {thinned} evaluations, to keep evaluation within a quarter of the work; eval.every sets the interval instead.")
+    curves = {trial.method: curve for trial in task.chosen if (curve := mean_curve(trial, task.measure.test)) is not None}
+    if few := [f"{method} ({curve.points})" for method, curve in curves.items() if curve.points < FEW_POINTS]:
+        words.append(f"Curves with fewer than {FEW_POINTS} points, which say little about their course, are marked: {', '.join(few)}.")
+    return words
 
 
 def missing(records: Sequence[Record], tasks: Sequence[Task]) -> Table:
@@ -162,6 +193,8 @@ def _reason(record: Record, task: Task | None) -> str:
         return "pruned: its sweep stopped it because others did better"
     if task is None:
         return f"its config does not name a method {UNKNOWN}"
+    if record.status == "FINISHED" and not model_changed(record.summary):
+        return UNCHANGED
     reasons = {"RUNNING": "still running", "KILLED": "interrupted; can be resumed", "FAILED": "failed without a recorded error"}
     return reasons.get(record.status, f"no finite test {task.measure.kind} recorded" if record.status == "FINISHED" else "not finished")
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from persafl_lit.sweep.forecast import Forecast, makespan
-from persafl_lit.sweep.outcome import Outcome
+from persafl_lit.sweep.outcome import UNCHANGED, Outcome
 from persafl_lit.sweep.perform import Message
 from persafl_lit.sweep.trials import Trial
 
@@ -104,6 +104,7 @@ class Board:
         if not self._console.is_terminal or outcome.status == "failed":
             accuracy = outcome.value("accuracy.test")
             what = f"{outcome.status}: {outcome.error}" if outcome.error else f"accuracy {accuracy:.4f}" if accuracy is not None else outcome.status
+            what = what if outcome.counts or outcome.status != "finished" else f"no result: {UNCHANGED}"
             self.say(f"{sum(self.counts.values())}/{self.total} {outcome.trial.name}: {what}{self._left(', about {} left')}")
 
     # -- the view -----------------------------------------------------------------------------------------------------

@@ -134,7 +134,8 @@ class Conductor:
         if self._plan.two_stages and len(self._plan.seeds) > 1:
             best = choose(self.outcomes, self._plan.select)
             if not best:
-                raise ConfigError(f"nothing can be chosen for the second stage: no finished trial has {self._plan.select.metric}; see select.metric")
+                missing = f"no finished trial has {self._plan.select.metric} and a model that changed"
+                raise ConfigError(f"nothing can be chosen for the second stage: {missing}; see select.metric")
             for chosen in best:
                 self._board.say(f"chosen by {self._plan.select.metric} on seed {self._plan.seeds[0]}: {chosen.trial.name}")
             second = Listed(on_other_seeds(self._plan, [chosen.trial for chosen in best]))

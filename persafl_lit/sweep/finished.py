@@ -35,7 +35,7 @@ class Exported:
 
     def summary(self, trial: Trial) -> dict[str, Any]:
         """What the run would have printed, as far as the file has it."""
-        found: dict[str, Any] = {"method": trial.method, "seed": trial.seed, "beside": {}, "notes": [f"imported from {self.file}"]}
+        found: dict[str, Any] = {"method": trial.method, "seed": trial.seed, "beside": {}, "notes": []}
         for key, value in self.results.items():
             *groups, last = key.split(".")
             node = found

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from persafl_lit.nested import get
+from persafl_lit.report.record import model_changed
 from persafl_lit.sweep.plan import Select
 from persafl_lit.sweep.trials import Trial
 
@@ -23,12 +24,15 @@ COLUMNS = (
     "loss.val",
     "loss.test",
     "updates",
+    "versions",
     "sim_time",
     "grad_evals",
     "staleness.mean",
     "staleness.max",
     "dropped",
 )
+
+UNCHANGED = "the model never changed"
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,15 @@ class Outcome:
 
     def value(self, column: str) -> Any:
         return None if self.summary is None else get(self.summary, column)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a result: finished, and the model changed."""
+        return self.summary is not None and model_changed(self.summary)
+
+    @property
+    def note(self) -> str:
+        return "; ".join(() if self.summary is None else self.summary.get("notes", ()))
 
 
 @dataclass(frozen=True)
@@ -88,7 +101,7 @@ def table(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
         flat = outcome.trial.config.flat()
         row = {"method": outcome.trial.method, **{key: _text(flat.get(key, flat.get(f"{key}.name"))) for key in varied}, "seed": outcome.trial.seed}
         row |= {"status": outcome.status, **{column: outcome.value(column) for column in COLUMNS}}
-        rows.append(row | {"trial": outcome.trial.hash, "error": outcome.error, "imported": outcome.imported})
+        rows.append(row | {"trial": outcome.trial.hash, "error": outcome.error, "note": outcome.note, "imported": outcome.imported})
     return rows
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from persafl_lit.config import compose, flat_overrides
 from persafl_lit.errors import ConfigError, closest
+from persafl_lit.report.record import model_changed
 from persafl_lit.settings import Tracking
 from persafl_lit.sweep.source import Source
 from persafl_lit.typed import coerce, construct
@@ -46,10 +47,10 @@ class Select:
         return METRICS[self.metric]
 
     def score(self, summary: Mapping[str, Any]) -> float:
-        """Higher is better; nan where a run does not have the metric."""
+        """Higher is better; nan where a run does not have the metric, or trained nothing."""
         group, _, name = self.metric.partition(".")
         value = summary[group][name]
-        return math.nan if value is None else self.sign * float(value)
+        return math.nan if value is None or not model_changed(summary) else self.sign * float(value)
 
 
 @dataclass(frozen=True)

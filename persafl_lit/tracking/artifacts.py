@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from persafl_lit.api import Result
     from persafl_lit.tracking.tracker import Tracker
 
+NOTE = "persafl.note"
+"""What a user should be told about the run."""
+CHANGED = "persafl.model_changed"
+"""`false` for a run that is no result."""
+
 
 def log_result(tracker: Tracker, result: Result) -> None:
     """A picture or a model that cannot be made is said, and costs nothing else."""
@@ -22,6 +27,7 @@ def log_result(tracker: Tracker, result: Result) -> None:
     tracker.say(text=json.dumps({"summary": summary, "curves": curves, "clients": clients}), name="results.json")
     tracker.say(text=json.dumps(summary, indent=2), name="summary.json")
     tracker.say(text=_csv(curves), name="curves.csv")
+    tracker.say(tags={NOTE: "; ".join(result.notes), CHANGED: str(result.model_changed).lower()})
     tracker.say(table={name: [row[name] for row in clients] for name in clients[0]}, name="clients.json")
     tracker.metrics({"wall_seconds": result.wall_seconds}, result.points[-1])
     try:

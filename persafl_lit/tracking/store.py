@@ -9,7 +9,7 @@ import logging
 import os
 import sqlite3
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +142,9 @@ class Store:
         everywhere = [experiment.experiment_id for experiment in self.client.search_experiments()]
         return self.search(everywhere, f"tags.`persafl.sweep` = '{target}' and tags.`persafl.kind` = 'sweep'")
 
-    def keep_report(self, target: str, folder: Path) -> None:
-        """A report, with the run it is about, or as a run of its own beside those it compares."""
-        runs = self._find(target)
+    def keep_report(self, targets: Sequence[str], folder: Path) -> None:
+        """A report, with the run it is about, or as a run of its own beside those it compares: of several targets beside the first's."""
+        runs, target = next((found for target in targets if (found := self._find(target))), []), ", ".join(targets)
         if not runs:
             return
         alone = len(runs) == 1 and runs[0].info.run_id == target

@@ -46,7 +46,7 @@ def _view(varied: Sequence[Sequence[str]]) -> dict[str, Any]:
         *(_parallel(keys) for keys in varied),
     ]
     return {
-        "selectedColumns": [f"params.`{name}`" for name in columns] + [f"metrics.`{name}`" for name in METRICS],
+        "selectedColumns": [f"params.`{name}`" for name in columns] + [f"metrics.`{name}`" for name in METRICS] + ["tags.`persafl.note`"],
         # The best first; in the order of time the UI would fold a sweep's trials away under their parent.
         "orderByKey": "metrics.`accuracy.val`",
         "orderByAsc": False,
