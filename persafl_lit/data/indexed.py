@@ -89,7 +89,7 @@ class Sources:
                 self._packed = pack((self.datasets, self.unaugmented))
             except Exception as error:  # a Dataset's own way of being pickled may raise anything
                 raise DataError(
-                    f"{self._unpicklable()} cannot be pickled ({type(error).__name__}: {first_line(error)}), and worker processes need one of their own; "
+                    f"{self._unpicklable()} cannot be pickled ({first_line(error)}), and worker processes need one of their own; "
                     "give it a __getstate__ that leaves out open files and a __setstate__ that reopens them, or use executor=serial"
                 ) from None
 
