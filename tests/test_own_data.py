@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import runpy
 import signal
 import subprocess
@@ -949,6 +950,13 @@ def test_the_example_runs(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["own_data.py", "updates=40", *QUIET])
     runpy.run_path(str(ROOT / "examples" / "own_data.py"), run_name="__main__")
     assert "client 5: test accuracy" in capsys.readouterr().out
+
+
+def test_the_page_about_data_is_executed():
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), flags=re.DOTALL)
+    found = {}
+    exec(block.replace('["model=mlp"', f'[*{QUIET}, "model=mlp"'), found)
+    assert found["result"].federation.sizes().tolist() == [[20, 8, 12]] * 6
 
 
 def test_what_users_need_is_importable_from_the_package():

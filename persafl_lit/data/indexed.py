@@ -65,14 +65,12 @@ class Sources:
         """Samples by their indices; all of a client's and a split's are in one dataset, mostly."""
         if os.getpid() != self._pid:
             self._unpack()
-        datasets, samples, start = self.unaugmented if unaugmented else self.datasets, [], 0
-        places = [self.place_of(index) for index in indices]
-        while start < len(places):
-            source, end = places[start][0], start + 1
-            while end < len(places) and places[end][0] == source:
-                end += 1
-            samples += self._from_one(datasets[source], self.names[source], [local for _, local in places[start:end]])
-            start = end
+        datasets, samples = self.unaugmented if unaugmented else self.datasets, []
+        wanted = np.asarray(indices)
+        owners = np.searchsorted(self.offsets, wanted, side="right") - 1
+        for run in np.split(np.arange(len(wanted)), np.flatnonzero(np.diff(owners)) + 1):
+            source = int(owners[run[0]])
+            samples += self._from_one(datasets[source], self.names[source], (wanted[run] - self.offsets[source]).tolist())
         return samples
 
     def _from_one(self, dataset: Any, name: str, indices: list[int]) -> list[Any]:
