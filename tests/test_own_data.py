@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import re
 import runpy
@@ -398,6 +399,14 @@ def test_arrays_and_functions_are_shared_with_forked_workers_and_need_no_name():
 
     overrides = [*BY_INDEX, *SMALL]
     assert bits(run([*overrides, *TWO], data=six(Local))) == bits(run([*overrides, *SERIAL], data=six(Local)))
+
+
+def test_data_that_is_read_by_index_can_be_sent_to_processes_that_are_not_forked(tmp_path):
+    federation = made(Reopened(rows_file(tmp_path / "rows.bin")), 3, partition="iid", in_memory=0.0)
+    sent = pickle.loads(pickle.dumps(federation))
+    assert sent.digest() == federation.digest()
+    ours, theirs = (found.batches(1, "D", 2, 3, 4, 5) for found in (federation, sent))
+    assert all(torch.equal(one.data[0], two.data[0]) for one, two in zip(ours, theirs, strict=True))
 
 
 # -- random transforms and evaluation ---------------------------------------------------------------------------------
