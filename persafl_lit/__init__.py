@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from persafl_lit.api import Result, run
     from persafl_lit.callbacks import Callback
     from persafl_lit.config import Config, compose
+    from persafl_lit.data import Augmented, Federation
 
-_LAZY = {"run": "api", "Result": "api", "Callback": "callbacks", "compose": "config", "Config": "config"}
+_LAZY = {"run": "api", "Result": "api", "Callback": "callbacks", "compose": "config", "Config": "config", "Augmented": "data", "Federation": "data"}
 
-__all__ = ["Callback", "Config", "Result", "__version__", "compose", "run"]
+__all__ = ["Augmented", "Callback", "Config", "Federation", "Result", "__version__", "compose", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from torch import nn
 from persafl_lit.checkpoint import Checkpoint
 from persafl_lit.client import build_backbone, check_backbone
 from persafl_lit.config import Config, compose
-from persafl_lit.data import DATASETS
+from persafl_lit.data.adapters import brings_clients, described
 from persafl_lit.errors import CallbackError, ConfigError, DivergenceError, ModelError, PersaflError, TakenError, located
 from persafl_lit.evaluate import Point, accuracy_of, evaluation_cost, loss_of
 from persafl_lit.executors import Executor, Processes, Serial, Work, Worker, make_fabric
@@ -127,6 +127,7 @@ def run(
     config: Config | Mapping[str, Any] | Iterable[str] = (),
     model: L.LightningModule | nn.Sequential | None = None,
     *,
+    data: Any = None,
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Logger] = (),
     resume: bool = False,
@@ -138,6 +139,10 @@ def run(
     """Run one experiment. `config` is a Config, a list of overrides or a dict of them; `model` a backbone of yours,
     or an nn.Sequential that gives class scores.
 
+    `data` is yours: a list with one entry per client (a Dataset, which is split by the config's shares, a tuple or dict of train, val and
+    test, or a LightningDataModule); one Dataset or arrays (x, y), dealt by `data.partition`; the same with the client of each sample,
+    (x, y, client); or a `persafl_lit.Federation`. docs/data.md has more.
+
     `callbacks` are told what happens (`persafl_lit.Callback` has the hooks) and `loggers` are Lightning's (CSV, TensorBoard, ...):
     they get the metrics of every evaluation with step = updates. When `should_stop()` turns true, the run writes a checkpoint and
     raises `Interrupted`. With `resume`, an interrupted run of the same config goes on. `tags` go to the MLflow run; with `run_id`
@@ -147,15 +152,17 @@ def run(
     if model is not None:
         layers = {"layers": [" ".join(str(layer).split()) for layer in model]} if type(model) is nn.Sequential else {}
         config = config.with_model(f"{type(model).__module__}.{type(model).__qualname__}", layers)
+    if data is not None:
+        config = config.with_data(described(data), brings_clients(data))
     with quiet_single_threaded_torch():
         wall_start = time.monotonic()
-        federation = config.build("data", DATASETS).federation(config.clients, config.seed)
+        federation = config.federation(data)
         timeline = config.timeline(federation.trained())
         if not len(timeline):
             raise ConfigError(f"no update arrives by horizon={config.horizon:g}; raise it")
         rule = config.rule(federation.trained(), timeline)
         if model is not None:
-            backbone = check_backbone(model)
+            backbone = check_backbone(model, federation)
         else:
             backbone = build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
         tracker = _tracker(config, run_id, tags, should_stop)

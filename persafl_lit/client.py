@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from persafl_lit.backprop import plain_layers, untouched
-from persafl_lit.data import Federation, Quadratics, Samples
-from persafl_lit.data.federation import Batch
+from persafl_lit.data import Federation, Quadratics
+from persafl_lit.data.federation import IGNORED, Batch
 from persafl_lit.errors import ConfigError, ModelError, located, shown
-from persafl_lit.loss import FlatLoss, refuse_float_buffers
+from persafl_lit.loss import FlatLoss, class_dimension, refuse_float_buffers
 from persafl_lit.messages import Tensors
 from persafl_lit.models import Custom, Point
 from persafl_lit.objectives import Objective, Step
@@ -49,6 +49,24 @@ class Classifier(L.LightningModule):
         return F.cross_entropy(scores, labels)
 
 
+class TokenClassifier(Classifier):
+    """Scores for each of several tokens: (n, T, classes) or torch's (n, classes, T), with labels (n, T)."""
+
+    def score_loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(scores.movedim(class_dimension(scores, labels), 1), labels, ignore_index=IGNORED)
+
+
+class Regressor(Classifier):
+    """A network with the mean squared error."""
+
+    def score_loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return F.mse_loss(scores.reshape(labels.shape), labels)
+
+
+CLASSIFIERS: dict[str, type[Classifier]] = {"classification": Classifier, "tokens": TokenClassifier, "regression": Regressor}
+"""What a network becomes, by the federation's task."""
+
+
 class QuadraticModel(L.LightningModule):
     """The vector w of a quadratic: f(w) = 1/2 (w - a)^T H (w - a), plus <noise, w> where gradients are noisy."""
 
@@ -75,12 +93,29 @@ def build_backbone(model: Any, federation: Federation, seed: int, allow_code: bo
     with torch.random.fork_rng([]):
         torch.default_generator.manual_seed(torch_seed(seed, "init"))
         if isinstance(model, Custom):
-            return _import_backbone(model, allow_code)
-        assert isinstance(federation, Samples)
-        return Classifier(model.network(federation.shape, federation.classes))
+            return _import_backbone(model, federation, allow_code)
+        return _network_for(model, federation)
 
 
-def _import_backbone(model: Custom, allow_code: bool) -> L.LightningModule:
+def _network_for(model: Any, federation: Federation) -> L.LightningModule:
+    """One of our networks, for the shape and the classes of the data."""
+    name = type(model).__name__.lower()
+    shape, classes = getattr(federation, "shape", ()), getattr(federation, "classes", 0)
+    if not shape or not classes:
+        raise ConfigError(f"model={name} needs samples of one shape with a label each, and this data has others; give a model of your own")
+    data, _ = next(federation.whole(0, "test", 1))
+    if not data[0].is_floating_point():
+        raise ConfigError(
+            f"model={name} takes floating-point inputs, and this data has {str(data[0].dtype).removeprefix('torch.')}, which are kept as they are; "
+            "scale them to floats, or give a model of your own that embeds them"
+        )
+    task = getattr(federation, "task", "classification")
+    if task == "tokens":
+        raise ConfigError(f"model={name} gives one answer per sample, and this data has several labels for each; give a model of your own")
+    return CLASSIFIERS[task](model.network(shape, classes))
+
+
+def _import_backbone(model: Custom, federation: Federation, allow_code: bool) -> L.LightningModule:
     if not allow_code:
         raise ConfigError(f"model.path={model.path} runs code from outside persafl_lit; pass allow_code=true if you trust it")
     module_name, _, class_name = model.path.rpartition(".")
@@ -91,13 +126,13 @@ def _import_backbone(model: Custom, allow_code: bool) -> L.LightningModule:
         made = found(**model.args)
     except Exception as error:  # the user's code may raise anything
         raise ModelError(f"cannot build model.path={model.path!r} with model.args={shown(dict(model.args))}: {located(error)}") from error
-    return check_backbone(made)
+    return check_backbone(made, federation)
 
 
-def check_backbone(backbone: Any) -> L.LightningModule:
-    """Refuse what could not be trained, before anything starts; a plain nn.Sequential becomes a `Classifier`."""
+def check_backbone(backbone: Any, federation: Federation | None = None) -> L.LightningModule:
+    """Refuse what could not be trained, before anything starts; a plain nn.Sequential gets the loss of the federation's task."""
     if type(backbone) is nn.Sequential:
-        backbone = Classifier(backbone)
+        backbone = CLASSIFIERS[getattr(federation, "task", "classification")](backbone)
     if not isinstance(backbone, L.LightningModule):
         raise ConfigError(f"the model must be a LightningModule whose training_step returns a loss; got {type(backbone).__name__}")
     if type(backbone).training_step is L.LightningModule.training_step:

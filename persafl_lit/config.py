@@ -16,9 +16,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from persafl_lit.data import DATASETS
+from persafl_lit.data import DATASETS, CustomData
 from persafl_lit.errors import ConfigError, closest, shown
 from persafl_lit.finetune import FINETUNES
 from persafl_lit.limits import MOST_CLIENTS, MOST_STEPS, MOST_VISITS, MOST_WORKERS, at_most
@@ -32,6 +32,9 @@ from persafl_lit.timeline import DELAYS, SCHEDULES, Setting, Timeline
 from persafl_lit.typed import coerce, coerced, construct, defaults, hints, keys
 from persafl_lit.written import as_mapping, conf_folders, find, flat_keys, load, load_choice, to_yaml
 from persafl_lit.written import choices as choices
+
+if TYPE_CHECKING:
+    from persafl_lit.data import Federation
 
 TABLES: dict[str, Mapping[str, Any]] = {
     "data": DATASETS,
@@ -98,7 +101,7 @@ class Config:
     workers: int | None = None
     """Workers that train at the same time; null is one per core."""
     allow_code: bool = False
-    """Let `model=custom` import code of yours."""
+    """Let `model=custom` and `data=custom` import code of yours."""
     eval: Eval = field(default_factory=Eval)
     """Evaluation."""
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
@@ -145,6 +148,12 @@ class Config:
     def with_model(self, path: str, args: Mapping[str, Any]) -> Config:
         """The same run around a model that was passed from Python: recorded, and told from others, by its class and `args`."""
         return dataclasses.replace(self, model={"name": "custom", "path": path, "args": dict(args)})
+
+    def with_data(self, path: str, brings_clients: bool) -> Config:
+        """The same run on data that was passed from Python; its digest is part of the run's identity. Settings of the deal are kept."""
+        kept = {key: self.data[key] for key in keys(CustomData) if key in self.data and key not in ("path", "args")}
+        values = {"name": "custom", **coerced(CustomData, {**kept, "path": path}, "data")}
+        return dataclasses.replace(self, data=values, clients=None if brings_clients else self.clients)
 
     def label(self) -> str:
         """A short name that tells this run from others: the method, what was set otherwise than by default, the seed."""
@@ -223,6 +232,20 @@ class Config:
         if "cohort" in values:
             values["cohort"] = min(values["cohort"], clients)
         return dataclasses.replace(self, schedule=values)
+
+    def data_settings(self) -> Any:
+        """What the data group describes; what would run code of a user's only if that is allowed."""
+        if getattr(DATASETS.get(self.data["name"]), "runs_code", False) and not self.allow_code:
+            raise ConfigError(f"data.path={self.data['path']} runs code from outside persafl_lit; pass allow_code=true if you trust it")
+        return self.build("data", DATASETS)
+
+    def federation(self, data: Any = None) -> Federation:
+        """The clients' data: the one that the config names, or `data` that was passed from Python, dealt as the config says."""
+        if data is not None:
+            adapted: Federation = self.build("data", DATASETS).adapted(data, self.clients, self.seed)
+            return adapted
+        found: Federation = self.data_settings().federation(self.clients, self.seed)
+        return found
 
     def build(self, group: str, table: Mapping[str, Any]) -> Any:
         """The object that a group's dict describes."""

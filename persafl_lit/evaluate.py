@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from persafl_lit.data.federation import SPLITS, Batch, Federation, Split
+from persafl_lit.data.federation import IGNORED, SPLITS, Batch, Federation, Split
 from persafl_lit.errors import ConfigError
 from persafl_lit.finetune import Finetune
-from persafl_lit.loss import FlatLoss, step_loss
+from persafl_lit.loss import FlatLoss, class_dimension, step_loss
 from persafl_lit.streams import torch_seed
 
 if TYPE_CHECKING:
@@ -213,23 +213,29 @@ def measure(f: FlatLoss, federation: Federation, client: int, split: Split, w: T
     """(loss, accuracy) of w on a client's split, without dropout."""
     f.at(w)
     f.backbone.eval()
-    loss = hits = total = 0.0
+    loss = hits = answers = total = 0.0
     with torch.no_grad():
         for data, count in federation.whole(client, split, CHUNK):
-            chunk_loss, chunk_hits = _loss_and_hits(f.backbone, data)
-            loss, hits, total = loss + chunk_loss * count, hits + chunk_hits, total + count
-    return loss / total, hits / total
+            chunk_loss, chunk_hits, chunk_answers = _loss_and_hits(f.backbone, data)
+            loss, hits, answers, total = loss + chunk_loss * count, hits + chunk_hits, answers + chunk_answers, total + count
+    return loss / total, hits / answers if answers else math.nan
 
 
-def _loss_and_hits(backbone: nn.Module, data: Sequence[Tensor]) -> tuple[float, float]:
-    """The mean loss and the number of right answers; the latter is nan for a task without classes."""
-    if len(data) != 2 or data[1].is_floating_point():
-        return float(step_loss(backbone, data)), float("nan")
+def _loss_and_hits(backbone: nn.Module, data: Any) -> tuple[float, float, float]:
+    """The mean loss, and how many answers are right of how many: samples, or tokens that count. nan for a task without classes."""
+    if not (isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[1], Tensor)) or data[1].is_floating_point():
+        return float(step_loss(backbone, data)), math.nan, math.nan
     inputs, labels = data
     try:
         scores = backbone(inputs)
     except NotImplementedError:
-        return float(step_loss(backbone, data)), float("nan")
+        return float(step_loss(backbone, data)), math.nan, math.nan
     score_loss: Any = getattr(backbone, "score_loss", None)
     loss = step_loss(backbone, data) if score_loss is None else score_loss(scores, labels)
-    return float(loss), float((scores.argmax(dim=1) == labels).sum())
+    if not isinstance(scores, Tensor) or scores.dim() != labels.dim() + 1:
+        return float(loss), math.nan, math.nan
+    found = scores.argmax(dim=class_dimension(scores, labels))
+    if found.shape != labels.shape:
+        return float(loss), math.nan, math.nan
+    counted = labels.numel() if labels.dim() == 1 else int((labels != IGNORED).sum())
+    return float(loss), float((found == labels).sum()), float(counted)

@@ -129,6 +129,11 @@ class FlatLoss:
             torch.get_device_module(self.point.device).manual_seed(mask)
 
 
+def class_dimension(scores: Tensor, labels: Tensor) -> int:
+    """Where scores have their classes: last, as sequence models give them, or second, as torch's cross-entropy takes them."""
+    return -1 if scores.shape[:-1] == labels.shape else 1
+
+
 def step_loss(backbone: nn.Module, data: Any) -> Tensor:
     """What the backbone's `training_step` returns: a loss, or a dict that holds it."""
     output = backbone.training_step(data, 0)  # type: ignore[operator]

@@ -20,16 +20,20 @@ from persafl_lit.typed import construct
 TABLES = {"data": DATASETS, "model": MODELS, "schedule": SCHEDULES, "delays": DELAYS, "eval.finetune": FINETUNES}
 EVERY_CHOICE = [(key, name) for key, folder in GROUPS.items() for name in choices(folder)]
 NEEDED = {
-    "replay": ["schedule.path=timeline.csv"],
-    "trace": ["delays.path=trace.csv"],
-    "custom": ["model.path=package.module.Class"],
+    ("schedule", "replay"): ["schedule.path=timeline.csv"],
+    ("delays", "trace"): ["delays.path=trace.csv"],
+    ("model", "custom"): ["model.path=package.module.Class"],
+    ("data", "custom"): ["data.path=package.module.function"],
+    ("data", "arrays"): ["data.path=x.npz"],
+    ("data", "folder"): ["data.root=images"],
+    ("data", "leaf"): ["data.root=femnist"],
 }
 
 
 @pytest.mark.parametrize(("key", "name"), EVERY_CHOICE)
 def test_every_file_in_conf_is_instantiated(key, name, tmp_path):
     (tmp_path / "trace.csv").write_text("client,download,compute,upload,idle\n0,1,0,4,1\n")
-    config = compose([f"{key}={name}", *NEEDED.get(name, [])])
+    config = compose([f"{key}={name}", *NEEDED.get((key, name), [])])
     if key == "method":
         assert isinstance(config.objective(), OBJECTIVES[config.method["objective"]])
         timeline = config.timeline(30)

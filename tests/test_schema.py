@@ -83,10 +83,11 @@ def test_settings_are_read_without_torch():
 import sys
 from persafl_lit.config import GROUPS, TABLES, choices, compose
 import persafl_lit.config_reference
-needed = {"replay": ["schedule.path=x.csv"], "custom": ["model.path=a.B"]}
+needed = {"replay": ["schedule.path=x.csv"], "model custom": ["model.path=a.B"], "data custom": ["data.path=a.b"], "arrays": ["data.path=x.npz"]}
+needed |= {"folder": ["data.root=x"], "leaf": ["data.root=x"]}
 for key, folder in GROUPS.items():
     for name in choices(folder):
-        config = compose([f"{key}={name}", *needed.get(name, [])])
+        config = compose([f"{key}={name}", *needed.get(name, []), *needed.get(f"{key} {name}", [])])
         config.objective()
         for group, table in TABLES.items():
             if config.values["delays"]["name"] != "trace":

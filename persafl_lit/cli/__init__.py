@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     timeline_command.set_defaults(command=timeline.timeline)
 
     data_command = commands.add_parser("data", help="get and verify a data set, and draw who holds what")
-    data_command.add_argument("name", help="mnist, fashion_mnist, cifar10 or digits")
+    data_command.add_argument("name", help="mnist, fashion_mnist, cifar10, digits, or data of yours: arrays, folder, leaf, custom")
     data_command.add_argument("overrides", nargs="*", help=OVERRIDES)
     data_command.add_argument("--png", metavar="FILE", help="where to draw samples per client and class (default: NAME.png)")
     data_command.set_defaults(command=data.data)

@@ -11,13 +11,14 @@ import signal
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from persafl_lit import __version__
 from persafl_lit.cli.files import atomically, picture, picture_format
 from persafl_lit.errors import ConfigError, Interrupted, closest
 
 if TYPE_CHECKING:
+    from persafl_lit.config import Config
     from persafl_lit.data.partition import Shares
 
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
@@ -40,6 +41,8 @@ def _data(options: argparse.Namespace) -> int:
     from persafl_lit.data import DEALT
     from persafl_lit.data.partition import trained
 
+    if options.name not in DEALT:
+        return _describe(config, options.name, png)
     settings = config.build("data", DEALT)
     origin = _prepare(options.name, settings.root) if "root" in config.data else "embedded in scikit-learn"
     shares = settings.shares(settings.read_labels(), config.clients, config.seed)
@@ -53,6 +56,29 @@ def _data(options: argparse.Namespace) -> int:
         print(f"note: {note}")
     _draw(shares, f"{options.name}: {config.data['partition']}, seed {config.seed}", png)
     print(f"who holds what: {png}")
+    return 0
+
+
+def _describe(config: Config, name: str, png: Path) -> int:
+    """Data of the user's, or generated: who holds what, and of which class where there are classes."""
+    import numpy as np
+
+    from persafl_lit.data.partition import Shares
+
+    federation = config.federation()
+    sizes = federation.sizes()
+    per_client, per_split = sizes.sum(axis=1), sizes.sum(axis=0)
+    shape = "x".join(map(str, getattr(federation, "shape", ())))
+    print(f"{name}: {per_client.sum()} samples{f' of {shape}' if shape else ''}, {getattr(federation, 'task', 'classification')}")
+    print(f"{federation.clients} clients hold {per_client.min()} to {per_client.max()} samples each", end="")
+    print(f" ({', '.join(f'{part} {total}' for part, total in zip(('train', 'val', 'test'), per_split, strict=True))})")
+    for note in federation.notes:
+        print(f"note: {note}")
+    labels = getattr(federation, "labels", None)
+    if labels is not None and getattr(federation, "task", "") == "classification":
+        pieces: list[Any] = [tuple(np.asarray(part[split]) for split in ("train", "val", "test")) for part in getattr(federation, "parts", ())]
+        _draw(Shares(labels.numpy(), pieces, federation.holdout), f"{name}, seed {config.seed}", png)
+        print(f"who holds what: {png}")
     return 0
 
 

@@ -5,20 +5,55 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from persafl_lit.data.arrays import Arrays
+from persafl_lit.data.custom import CustomData
 from persafl_lit.data.digits import Digits
+from persafl_lit.data.folder import Folder
 from persafl_lit.data.images import Cifar10, FashionMnist, Mnist
+from persafl_lit.data.leaf import Leaf
 from persafl_lit.data.quadratic import Quadratic
+from persafl_lit.data.synthetic import Synthetic
 
 if TYPE_CHECKING:
+    from persafl_lit.data.augmented import Augmented
     from persafl_lit.data.federation import SPLITS, Batch, Federation, Samples
     from persafl_lit.data.quadratics import Quadratics
 
 DEALT: dict[str, Any] = {"digits": Digits, "mnist": Mnist, "fashion_mnist": FashionMnist, "cifar10": Cifar10}
 """Samples with labels, dealt to clients; who holds what is known without torch."""
-DATASETS: dict[str, Any] = {**DEALT, "quadratic": Quadratic}
-_LAZY = {"SPLITS": "federation", "Batch": "federation", "Federation": "federation", "Samples": "federation", "Quadratics": "quadratics"}
+GIVEN: dict[str, Any] = {"arrays": Arrays, "folder": Folder, "leaf": Leaf, "custom": CustomData}
+"""Data of users'."""
+DATASETS: dict[str, Any] = {**DEALT, "synthetic": Synthetic, **GIVEN, "quadratic": Quadratic}
+_LAZY = {
+    "SPLITS": "federation",
+    "Augmented": "augmented",
+    "Batch": "federation",
+    "Federation": "federation",
+    "Samples": "federation",
+    "Quadratics": "quadratics",
+}
 
-__all__ = ["DATASETS", "DEALT", "SPLITS", "Batch", "Cifar10", "Digits", "FashionMnist", "Federation", "Mnist", "Quadratic", "Quadratics", "Samples"]
+__all__ = [
+    "DATASETS",
+    "DEALT",
+    "GIVEN",
+    "SPLITS",
+    "Arrays",
+    "Augmented",
+    "Batch",
+    "Cifar10",
+    "CustomData",
+    "Digits",
+    "FashionMnist",
+    "Federation",
+    "Folder",
+    "Leaf",
+    "Mnist",
+    "Quadratic",
+    "Quadratics",
+    "Samples",
+    "Synthetic",
+]
 
 
 def __getattr__(name: str) -> Any:

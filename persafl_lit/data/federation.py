@@ -15,10 +15,14 @@ from torch import Tensor
 from persafl_lit.data import partition
 from persafl_lit.data.partition import Shares
 from persafl_lit.data.pixels import Pixels
+from persafl_lit.data.trees import Nested, place
 from persafl_lit.streams import rng
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
+IGNORED = -100
+"""The label of a token that no loss counts, as in torch's cross-entropy."""
+Task = Literal["classification", "regression", "tokens"]
 
 
 class Batch(NamedTuple):
@@ -38,6 +42,12 @@ class Federation(ABC):
     """L, where it is known."""
     notes: tuple[str, ...] = ()
     """What a user should be told about how this federation was made."""
+    shape: tuple[int, ...]
+    """Of a sample's inputs. Our networks are built for `shape`, `classes` and `task`; a federation for a model of yours may lack them."""
+    classes: int
+    """Labels are 0 to classes - 1. Of a regression, how many numbers a target has."""
+    task: Task
+    """What a target is: a class (if this is missing, too), numbers, or a class for each of several tokens."""
 
     @abstractmethod
     def batches(self, client: int, purpose: str, visit: int, steps: int, size: int, seed: int) -> list[Batch]:
@@ -67,12 +77,15 @@ class Federation(ABC):
     def digest(self) -> str:
         """A hash of the data and of who holds what."""
 
+    def before_fork(self) -> None:  # noqa: B027
+        """Called before worker processes are forked: what must not be shared with them is made ready to be copied."""
+
 
 @dataclass(frozen=True)
 class Samples(Federation):
-    """Images or feature vectors with labels, dealt to clients by index."""
+    """Samples in memory: images, feature vectors, token ids or trees of such, with labels; dealt to clients by index."""
 
-    inputs: Tensor | Pixels
+    inputs: Tensor | Pixels | Nested
     labels: Tensor
     classes: int
     parts: Sequence[dict[Split, Tensor]]
@@ -86,33 +99,41 @@ class Samples(Federation):
         return len(self.parts)
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         return tuple(self.inputs.shape[1:])
+
+    @property
+    def task(self) -> Task:  # type: ignore[override]
+        if self.labels.is_floating_point():
+            return "regression"
+        return "tokens" if self.labels.dim() > 1 else "classification"
 
     def batches(self, client: int, purpose: str, visit: int, steps: int, size: int, seed: int) -> list[Batch]:
         """Batches of distinct samples, drawn independently of each other; a client with fewer samples uses them all."""
         held = self.parts[client]["train"]
-        masks = rng(seed, f"mask {purpose}", client, visit).integers(2**62, size=steps).tolist()
+        masks = draw_masks(purpose, client, visit, steps, seed)
         if len(held) <= size:
             data = self._gather(held)
             return [Batch(data, mask) for mask in masks]
-        keys = rng(seed, f"batch {purpose}", client, visit).random((steps, len(held)))
-        chosen = np.argpartition(keys, size, axis=1)[:, :size].ravel()
-        inputs, labels = self._gather(held[torch.from_numpy(chosen)])
+        chosen = held[draw_positions(len(held), purpose, client, visit, steps, size, seed)]
+        if isinstance(self.inputs, Nested):
+            return [Batch(self._gather(part), mask) for part, mask in zip(chosen.split(size), masks, strict=True)]
+        inputs, labels = self._gather(chosen)
         return [Batch(data, mask) for data, mask in zip(zip(inputs.split(size), labels.split(size), strict=True), masks, strict=True)]
 
     def whole(self, client: int, split: Split, size: int) -> Iterator[tuple[Any, int]]:
         for indices in self.parts[client][split].split(size):
             yield self._gather(indices), len(indices)
 
-    def _gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def _gather(self, indices: Tensor) -> tuple[Any, Tensor]:
         inputs = self.inputs[indices.to(self.inputs.device)]
-        if inputs.dim() == 4:
+        if isinstance(inputs, Tensor) and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return inputs, self.labels[indices.to(self.labels.device)]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Samples:
-        return replace(self, inputs=self.inputs.to(device, dtype), labels=self.labels.to(device))
+        inputs = place(self.inputs, device, dtype) if isinstance(self.inputs, Tensor) else self.inputs.to(device, dtype)
+        return replace(self, inputs=inputs, labels=place(self.labels, device, dtype))
 
     def count(self, client: int, split: Split) -> int:
         return len(self.parts[client][split])
@@ -126,6 +147,18 @@ class Samples(Federation):
             for split in SPLITS:
                 seen.update(part[split].numpy().tobytes())
         return seen.hexdigest()
+
+
+def draw_masks(purpose: str, client: int, visit: int, steps: int, seed: int) -> list[int]:
+    """The seeds of the dropout masks of a visit's batches."""
+    found: list[int] = rng(seed, f"mask {purpose}", client, visit).integers(2**62, size=steps).tolist()
+    return found
+
+
+def draw_positions(held: int, purpose: str, client: int, visit: int, steps: int, size: int, seed: int) -> Tensor:
+    """`steps` times `size` positions among a client's `held` samples; those of one step are distinct."""
+    keys = rng(seed, f"batch {purpose}", client, visit).random((steps, held))
+    return torch.from_numpy(np.argpartition(keys, size, axis=1)[:, :size].ravel())
 
 
 def dealt(inputs: Tensor | Pixels, shares: Shares, fingerprint: str | None = None) -> Samples:

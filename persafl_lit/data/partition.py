@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -29,8 +29,8 @@ SMALLEST = 3  # a sample each to train, validate and test
 class Partition:
     """Settings of the deal; `partition` chooses which of them count."""
 
-    partition: Literal["classes", "dirichlet", "iid"] = "classes"
-    """How samples are dealt: a few classes per client, Dirichlet proportions, or evenly mixed."""
+    partition: Literal["classes", "dirichlet", "iid", "natural"] = "classes"
+    """How samples are dealt: a few classes per client, Dirichlet proportions, evenly mixed, or as the data says whose each sample is."""
     classes_per_client: int = 5
     """Classes that a client holds, for `classes`."""
     concentration: float = 0.5
@@ -43,23 +43,21 @@ class Partition:
     """Share of a client's samples that are for testing."""
 
     def __post_init__(self) -> None:
-        if self.partition not in PARTITIONS:
-            near = closest(self.partition, PARTITIONS)
-            raise ConfigError(f"data.partition must be one of {', '.join(PARTITIONS)}; got {shown(self.partition)}.{near}")
+        known = (*PARTITIONS, NATURAL)
+        if self.partition not in known:
+            raise ConfigError(f"data.partition must be one of {', '.join(known)}; got {shown(self.partition)}.{closest(self.partition, known)}")
         if self.classes_per_client < 1:
             raise ConfigError(f"data.classes_per_client must be >= 1; got {self.classes_per_client}")
         if not self.concentration > 0:
             raise ConfigError(f"data.concentration must be > 0; got {self.concentration!r}")
         if not 0 <= self.imbalance <= 5:
             raise ConfigError(f"data.imbalance must lie in [0, 5]; got {self.imbalance!r}")
-        for name, share in (("val_share", self.val_share), ("test_share", self.test_share)):
-            if not 0 < share < 1:
-                raise ConfigError(f"data.{name} must lie between 0 and 1; got {share!r}")
-        if self.val_share + self.test_share >= 1:
-            raise ConfigError(f"data.val_share + data.test_share must stay below 1; got {self.val_share + self.test_share:g}")
+        check_shares(self)
 
     def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
         """One array of sample indices per client."""
+        if self.partition == NATURAL:
+            raise ConfigError(f"data.partition=natural needs data that says whose each sample is; use {', '.join(PARTITIONS)}")
         if clients * SMALLEST > len(labels):
             raise DataError(
                 f"{clients} clients need at least {SMALLEST} samples each (train, val, test), but there are {len(labels)} samples; lower clients"
@@ -129,24 +127,53 @@ def iid(labels: np.ndarray, clients: int, settings: Partition, seed: int) -> Par
 
 
 PARTITIONS = {"classes": by_classes, "dirichlet": dirichlet, "iid": iid}
+NATURAL = "natural"
 
 
-def split(part: np.ndarray, labels: np.ndarray, settings: Partition, client: int, seed: int) -> Pieces:
+class SplitShares(Protocol):
+    """Settings with the shares of a client's samples that are for validation and for testing."""
+
+    @property
+    def val_share(self) -> float: ...
+
+    @property
+    def test_share(self) -> float: ...
+
+
+def check_shares(settings: SplitShares) -> None:
+    for name, share in (("val_share", settings.val_share), ("test_share", settings.test_share)):
+        if not 0 < share < 1:
+            raise ConfigError(f"data.{name} must lie between 0 and 1; got {share!r}")
+    if settings.val_share + settings.test_share >= 1:
+        raise ConfigError(f"data.val_share + data.test_share must stay below 1; got {settings.val_share + settings.test_share:g}")
+
+
+def split(part: np.ndarray, labels: np.ndarray, settings: SplitShares, client: int, seed: int) -> Pieces:
     """Train, validation and test indices of one client, class by class in the same proportions, none of them empty.
 
     Samples are shuffled within their class, put in the order of their quantile there, and cut: that keeps the class shares
     of the three splits as equal as whole samples allow.
     """
-    stream = rng(seed, "split", client)
+    part = _by_quantile(part, labels, rng(seed, "split", client))
+    vals = min(max(1, round(settings.val_share * len(part))), len(part) - 2)
+    tests = min(max(1, round(settings.test_share * len(part))), len(part) - 1 - vals)
+    return part[tests + vals :], part[tests : tests + vals], part[:tests]
+
+
+def set_aside(part: np.ndarray, labels: np.ndarray, share: float, client: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A share of one client's samples, class by class like `split`, and the others: for data that lacks one of the splits."""
+    part = _by_quantile(part, labels, rng(seed, "split", client))
+    count = min(max(1, round(share * len(part))), len(part) - 1)
+    return part[:count], part[count:]
+
+
+def _by_quantile(part: np.ndarray, labels: np.ndarray, stream: np.random.Generator) -> np.ndarray:
     part = stream.permutation(part)
     quantile = np.empty(len(part))
     for kind in np.unique(labels[part]):
         members = np.flatnonzero(labels[part] == kind)
         quantile[members] = (np.arange(len(members)) + stream.random()) / len(members)
-    part = part[np.argsort(quantile, kind="stable")]
-    vals = min(max(1, round(settings.val_share * len(part))), len(part) - 2)
-    tests = min(max(1, round(settings.test_share * len(part))), len(part) - 1 - vals)
-    return part[tests + vals :], part[tests : tests + vals], part[:tests]
+    return part[np.argsort(quantile, kind="stable")]
 
 
 def _cut(samples: np.ndarray, weights: np.ndarray, least: int = 1) -> Parts:

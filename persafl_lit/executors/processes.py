@@ -50,6 +50,8 @@ class Processes(Executor):
     def __init__(self, worker: Worker, lanes: int, start: str | None = None) -> None:
         super().__init__(worker, lanes)
         self._context = get_context(start or ("fork" if sys.platform == "linux" and worker.device.type == "cpu" else "spawn"))
+        if self._context.get_start_method() == "fork":
+            worker.federation.before_fork()
         room = -(-worker.room // ALIGNED) * ALIGNED
         _check_shared_memory(lanes * DEPTH * room)
         memories = [torch.empty((DEPTH, room), dtype=torch.uint8).share_memory_() for _ in range(lanes)]

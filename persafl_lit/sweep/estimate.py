@@ -10,7 +10,6 @@ from typing import Any
 from persafl_lit.api import affordable_evaluations, quiet_single_threaded_torch, work_of
 from persafl_lit.client import build_backbone
 from persafl_lit.config import Config
-from persafl_lit.data import DATASETS
 from persafl_lit.executors import Worker
 from persafl_lit.experiment import evaluated_clients, evaluation_moments
 from persafl_lit.messages import Evaluate, Train
@@ -48,7 +47,7 @@ class Estimate:
     def _worker(self, config: Config) -> Worker:
         key = kind_of(config, "clients", "local_steps")
         if key not in self._workers:
-            federation = config.build("data", DATASETS).federation(config.clients, config.seed)
+            federation = config.federation()
             backbone = build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
             self._workers[key] = Worker(work_of(config, federation, backbone))
         return self._workers[key]

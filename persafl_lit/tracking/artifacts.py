@@ -47,14 +47,17 @@ def _log_picture(tracker: Tracker, result: Result) -> None:
 
 
 def _log_model(tracker: Tracker, result: Result) -> None:
-    from persafl_lit.data import Samples
+    from torch import Tensor
 
-    if result.config.tracking.model and isinstance(result.federation, Samples):
+    if result.config.tracking.model and result.federation is not None:
         from persafl_lit.tracking.store import save_model
 
-        example, _ = next(result.federation.whole(0, "test", 2))[0]
+        data, _ = next(result.federation.whole(0, "test", 2))
+        if result.config.data["name"] == "quadratic" or not (isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor)):
+            return
+        example = data[0].float() if data[0].is_floating_point() else data[0]
         folder = tracker.staging / "model"
-        if save_model(copy.deepcopy(result.model).float(), example.float().contiguous(), folder):
+        if save_model(copy.deepcopy(result.model).float(), example.contiguous(), folder):
             tracker.say(path=str(folder), folder="model")
 
 
