@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from persafl_lit import compose, run
-from persafl_lit.data import DATASETS, Digits
+from persafl_lit.data import Digits
 from persafl_lit.errors import DivergenceError
 from persafl_lit.evaluate import Measured, Point, Scores, accuracy_of, loss_of
 from tests import reference
@@ -157,7 +157,7 @@ def test_the_measured_gradient_is_that_of_the_methods_own_cost(method, settings,
         *settings,
     ]
     result = run([*overrides, "executor=serial"])
-    federation = compose(overrides).build("data", DATASETS).federation(5, 0)
+    federation = compose(overrides).build("data").federation(5, 0)
     H, a = federation.H.numpy(), federation.a.numpy()
     for point, w in ((result.points[0], federation.w0.numpy()), (result.points[-1], result.model.w.detach().numpy())):
         mean = np.mean([gradient(H[client], a[client], w) for client in range(5)], axis=0)

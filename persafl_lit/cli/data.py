@@ -11,7 +11,7 @@ import signal
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from persafl_lit import __version__
 from persafl_lit.cli.files import atomically, picture, picture_format
@@ -37,10 +37,11 @@ def _data(options: argparse.Namespace) -> int:
     config = compose([*options.overrides, f"data={options.name}"])
     png = picture(options.png or f"{options.name}.png")
     assert png is not None
-    from persafl_lit.data import DEALT
-    from persafl_lit.data.partition import trained
+    from persafl_lit.data.partition import Partitioned, trained
 
-    settings = config.build("data", DEALT)
+    settings: Any = config.build("data")
+    if not isinstance(settings, Partitioned):
+        raise ConfigError(f"data={options.name} is not dealt to clients by a partition of ours; there is nothing to get or to draw")
     origin = _prepare(options.name, settings.root) if "root" in config.data else "embedded in scikit-learn"
     shares = settings.shares(settings.read_labels(), config.clients, config.seed)
     trained(len(shares.parts), shares.holdout)

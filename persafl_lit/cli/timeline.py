@@ -44,10 +44,8 @@ def _trained_clients(config: Config) -> int:
     """Clients that train; needs the data set only where it brings their number."""
     clients = config.clients
     if clients is None:
-        from persafl_lit.data import DATASETS
-
-        clients = int(config.build("data", DATASETS).count(None))
-    held_out = int(config.data["holdout_clients"])
+        clients = int(config.build("data").count(None))
+    held_out = int(config.data.get("holdout_clients", 0))
     if not 0 <= held_out < clients:
         raise ConfigError(f"data.holdout_clients must lie between 0 and clients - 1 = {clients - 1}; got {held_out}")
     return clients - held_out

@@ -11,11 +11,9 @@ from typing import Any
 from persafl_lit.api import affordable_evaluations, quiet_single_threaded_torch, work_of
 from persafl_lit.client import build_backbone
 from persafl_lit.config import Config
-from persafl_lit.data import DATASETS
 from persafl_lit.executors import Worker
 from persafl_lit.experiment import evaluated_clients, evaluation_moments
 from persafl_lit.messages import Evaluate, Train
-from persafl_lit.models import MODELS
 from persafl_lit.sweep.trials import Trial
 
 START, EACH = 10.0, 3.0
@@ -49,8 +47,8 @@ class Estimate:
     def _worker(self, config: Config) -> Worker:
         key = _key(config, "data", "model", "clients", "method", "batch_size", "precision", "derivatives", "local_steps")
         if key not in self._workers:
-            federation = config.build("data", DATASETS).federation(config.clients, config.seed)
-            backbone = build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
+            federation = config.build("data").federation(config.clients, config.seed)
+            backbone = build_backbone(config.build("model"), federation, config.seed, config.allow_code)
             self._workers[key] = Worker(work_of(config, federation, backbone))
         return self._workers[key]
 
