@@ -100,7 +100,7 @@ class Config:
     callbacks: tuple[str | dict[str, Any], ...] = ()
     """Callbacks by entry point or package.module.Class; with arguments, `{name: package.module.Class, patience: 3}`."""
     loggers: tuple[str | dict[str, Any], ...] = ()
-    """Lightning's loggers beside MLflow: `csv`, `tensorboard`, an entry point or package.module.Class, as `{name: csv, root_dir: logs}`."""
+    """Lightning's loggers beside MLflow: `csv`, `tensorboard`, an entry point or package.module.Class, as `{name: csv, save_dir: logs}`."""
     eval: Eval = field(default_factory=Eval)
     """Evaluation."""
     checkpoint: Checkpoints = field(default_factory=Checkpoints)

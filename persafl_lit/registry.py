@@ -30,8 +30,10 @@ from persafl_lit.typed import construct, hints, keys
 
 T = TypeVar("T")
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
-LOGGERS = {"csv": "lightning.fabric.loggers.CSVLogger", "tensorboard": "lightning.fabric.loggers.TensorBoardLogger"}
+LOGGERS = {"csv": "lightning.pytorch.loggers.CSVLogger", "tensorboard": "lightning.pytorch.loggers.TensorBoardLogger"}
 """By path: importing them takes long."""
+LOGS = {"save_dir": "logs"}
+"""What these take unless told otherwise."""
 HELD = (float, int, bool, str, type(None), Any)
 """Types of a key, and of what its lists, unions and dicts hold."""
 
@@ -169,6 +171,7 @@ def make_listed(key: str, described: Mapping[str, Any], allow_code: bool) -> Any
     """A callback or a logger from its `name` and its arguments."""
     name, args = described["name"], {key: value for key, value in described.items() if key != "name"}
     cls = resolve(key, name, allow_code)
+    args = args if name not in LOGGERS else LOGS | args
     try:
         with plugins.exits_refused():
             return cls(**args)
