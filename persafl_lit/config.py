@@ -202,13 +202,14 @@ class Config:
         return " ".join([self.name, *([] if chosen["data"] == "digits" else [chosen["data"]]), *settings, f"seed={self.seed}"])[:250]
 
     def _usual(self, chosen: Mapping[str, str]) -> dict[str, Any]:
-        """The values that the method and the data set have by themselves; a method without a file is known by its parts."""
-        known = {"method": chosen["method"], "allow_code": self.allow_code}
-        parts = {f"method.{key}": self.method[key] for key in keys(Method)}
-        for asked in ({**known, "data": chosen["data"]}, {**known, **parts, "data": chosen["data"]}, {**known, **parts}):
-            with contextlib.suppress(ConfigError):
-                return compose(asked).flat()
-        return {}
+        """The values that the method and the data set have by themselves, and the defaults of what was chosen otherwise."""
+        parts = {"allow_code": self.allow_code, **{f"method.{key}": self.method[key] for key in keys(Method)}}
+        known = {key: choice for key, choice in chosen.items() if key in ("method", "data")}
+        usual: dict[str, Any] = {}
+        for asked in ({**chosen, **parts}, {**known, "allow_code": self.allow_code}):
+            with contextlib.suppress(ConfigError):  # a method that is known by its parts has no file
+                usual |= compose(asked).flat()
+        return usual
 
     def flat(self) -> dict[str, Any]:
         """Dotted keys and values, as on the command line."""
