@@ -92,6 +92,12 @@ MODULE = '''
 
     def function():
         pass
+
+
+    class Quits(Gentle):
+        def gradient(self, f, step):
+            import os
+            os._exit(0)
 '''
 
 
@@ -594,6 +600,24 @@ def test_own_parts_run_on_ray_with_the_same_bits(own):
     done = persafl("run", *SMALL[:-1], *OWN, "executor=ray", "workers=1", "--save-model", "ray.pt", cwd=own)
     assert done.returncode == 0, done.stderr
     assert torch.equal(torch.load("ray.pt", weights_only=True)["w"], run([*SMALL, *OWN]).model.w)
+
+
+@pytest.mark.slow
+def test_an_exit_on_ray_is_an_error_with_its_name(own):
+    done = persafl("run", *SMALL[:-1], "method.objective=my_parts.Quits", "allow_code=true", "executor=ray", "workers=1", cwd=own)
+    assert done.returncode == 2, done.stderr
+    assert "cannot be trained: Quits fails: SystemExit: os._exit(0)" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_exit_in_a_trial_fails_it_with_its_name(own):
+    grid = "grid:\n  - {method: fedasync, method.objective: [plain, my_parts.Quits]}\nselect: {metric: loss.val}\n"
+    (own / "own.yaml").write_text(f"name: own\noverrides: [data=quadratic, clients=4, updates=12, allow_code=true, tracking.figures=false]\n{grid}")
+    done = persafl("sweep", "own.yaml", "--json", "--workers", "1", cwd=own)
+    assert done.returncode == 3, done.stderr
+    trials = json.loads(done.stdout)["trials"]
+    assert [trial["status"] for trial in trials] == ["finished", "failed"]
+    assert "Quits fails: SystemExit: os._exit(0)" in trials[1]["error"]
 
 
 def test_resolving_is_strict_about_what_is_said():
