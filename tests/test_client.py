@@ -186,7 +186,7 @@ def test_a_class_path_needs_the_users_word(own):
     ("path", "why"),
     [
         ("nowhere.Net", "there is no module .nowhere."),
-        ("my_nets.Nett", "has no .Nett... Did you mean .Net"),
+        ("my_nets.Nett", "has no .Nett.. Did you mean .Net"),
         ("my_nets.nn", "cannot build"),
         ("Net", "cannot build"),
     ],
