@@ -22,9 +22,10 @@ from persafl_lit.errors import CallbackError, ConfigError, DivergenceError, Mode
 from persafl_lit.evaluate import Point, accuracy_of, evaluation_cost, loss_of
 from persafl_lit.executors import Executor, Processes, Serial, Work, Worker, make_fabric
 from persafl_lit.experiment import Experiment, evaluated_clients, evaluation_moments
-from persafl_lit.finetune import FINETUNES, Finetune, further_rule
+from persafl_lit.finetune import Finetune, further_rule
 from persafl_lit.limits import cores
-from persafl_lit.models import MODELS
+from persafl_lit.plugins import exits_refused
+from persafl_lit.registry import resolve
 from persafl_lit.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 
     from persafl_lit.data import Federation
     from persafl_lit.messages import Tensors
-    from persafl_lit.server import State
+    from persafl_lit.objectives import Objective
+    from persafl_lit.server import Rule, State
+    from persafl_lit.timeline import Delays, Schedule
     from persafl_lit.tracking import Tracker
 
 
@@ -128,6 +131,11 @@ def run(
     model: L.LightningModule | nn.Sequential | None = None,
     *,
     data: Any = None,
+    objective: Objective | type[Objective] | None = None,
+    rule: Rule | type[Rule] | None = None,
+    schedule: Schedule | type[Schedule] | None = None,
+    delays: Delays | type[Delays] | None = None,
+    finetune: Finetune | type[Finetune] | None = None,
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Logger] = (),
     resume: bool = False,
@@ -143,18 +151,21 @@ def run(
     test, or a LightningDataModule); one Dataset or arrays (x, y), dealt by `data.partition`; the same with the client of each sample,
     (x, y, client); or a `persafl_lit.Federation`. docs/data.md has more.
 
-    `callbacks` are told what happens (`persafl_lit.Callback` has the hooks) and `loggers` are Lightning's (CSV, TensorBoard, ...):
-    they get the metrics of every evaluation with step = updates. When `should_stop()` turns true, the run writes a checkpoint and
-    raises `Interrupted`. With `resume`, an interrupted run of the same config goes on. `tags` go to the MLflow run; with `run_id`
-    that is not a new one but this. `wait_seconds` is how long to wait for another process that is doing the same run to end.
+    `objective`, `rule`, `schedule`, `delays` and `finetune` are classes or objects of ours or yours, recorded by class and field values as if
+    the config had named them. `callbacks` are told what happens (`persafl_lit.Callback` has the hooks) and `loggers` are Lightning's (CSV,
+    TensorBoard, ...): they get the metrics of every evaluation with step = updates. When `should_stop()` turns true, the run writes a
+    checkpoint and raises `Interrupted`. With `resume`, an interrupted run of the same config goes on. `tags` go to the MLflow run; with
+    `run_id` that is not a new one but this. `wait_seconds` is how long to wait for another process that is doing the same run to end.
     """
     config = config if isinstance(config, Config) else compose(config)
+    parts = {"objective": objective, "rule": rule, "schedule": schedule, "delays": delays, "finetune": finetune}
+    config = config.with_parts(**{name: part for name, part in parts.items() if part is not None})
     if model is not None:
         layers = {"layers": [" ".join(str(layer).split()) for layer in model]} if type(model) is nn.Sequential else {}
         config = config.with_model(f"{type(model).__module__}.{type(model).__qualname__}", layers)
     if data is not None:
         config = config.with_data(described(data), brings_clients(data))
-    with quiet_single_threaded_torch():
+    with quiet_single_threaded_torch(), exits_refused():
         wall_start = time.monotonic()
         federation = config.federation(data)
         timeline = config.timeline(federation.trained())
@@ -164,9 +175,10 @@ def run(
         if model is not None:
             backbone = check_backbone(model, federation)
         else:
-            backbone = build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
+            backbone = build_backbone(config.build("model"), federation, config.seed, config.allow_code)
         tracker = _tracker(config, run_id, tags, should_stop)
-        fabric = make_fabric(config.accelerator, config.devices, config.precision, [*callbacks, *([tracker] if tracker else [])], loggers)
+        told = [*callbacks, *config.listed("callbacks"), *([tracker] if tracker else [])]
+        fabric = make_fabric(config.accelerator, config.devices, config.precision, told, [*loggers, *config.listed("loggers")])
         worker = Worker(work_of(config, federation, _copied(backbone)), fabric)
         evaluated = evaluated_clients(federation, config.eval.clients, config.seed)
         affordable = affordable_evaluations(worker.work, timeline, evaluated)
@@ -289,9 +301,11 @@ def _notes(experiment: Experiment) -> tuple[str, ...]:
 def work_of(config: Config, federation: Federation, backbone: L.LightningModule) -> Work:
     """What the workers must know of a config."""
     objective = config.objective()
-    rules: dict[str, Finetune] = {config.eval.finetune["name"]: config.build("eval.finetune", FINETUNES)}
+    rules: dict[str, Finetune] = {config.eval.finetune["name"]: config.build("eval.finetune")}
     for name in config.eval.beside:
         beside = further_rule(name, objective)
+        if beside is None and name != "own":
+            beside = resolve("eval.finetune", name, config.allow_code, "eval.beside")()
         if beside is not None and name not in rules:
             rules[name] = beside
     return Work(

@@ -6,7 +6,6 @@ A *backbone* is any LightningModule whose `training_step(batch, batch_idx)` retu
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from persafl_lit.loss import FlatLoss, class_dimension, refuse_float_buffers
 from persafl_lit.messages import Tensors
 from persafl_lit.models import Custom, Point
 from persafl_lit.objectives import Objective, Step
+from persafl_lit.plugins import exits_refused, import_path
 from persafl_lit.streams import torch_seed
 
 # -- backbones --------------------------------------------------------------------------------------------------------
@@ -118,13 +118,15 @@ def _network_for(model: Any, federation: Federation) -> L.LightningModule:
 def _import_backbone(model: Custom, federation: Federation, allow_code: bool) -> L.LightningModule:
     if not allow_code:
         raise ConfigError(f"model.path={model.path} runs code from outside persafl_lit; pass allow_code=true if you trust it")
-    module_name, _, class_name = model.path.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
+        found = import_path(model.path)
         if not (isinstance(found, type) and issubclass(found, L.LightningModule)):  # nothing else is ever called
             raise TypeError(f"it is no LightningModule class but {shown(found)}")
-        made = found(**model.args)
-    except Exception as error:  # the user's code may raise anything
+        with exits_refused():
+            made = found(**model.args)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code may raise anything
         raise ModelError(f"cannot build model.path={model.path!r} with model.args={shown(dict(model.args))}: {located(error)}") from error
     return check_backbone(made, federation)
 
@@ -195,6 +197,8 @@ class ClientModule(L.LightningModule):
         """Algorithm 2, one local step. Returns the loss where the step began, or near it."""
         self.f.losses.clear()
         self.gradient = self.objective.gradient(self.f, Step(self.w, self.read, batch, self.given))
+        if not isinstance(self.gradient, Tensor) or self.gradient.shape != self.w.shape or not self.f.losses:
+            raise ValueError(_wrong_gradient(self.objective, self.gradient, self.w))
         gradient = clipped(self.gradient, self.clip)
         if self._optimizer is None:
             self.w.add_(gradient, alpha=-self.eta)  # what the optimizer does, without its bookkeeping
@@ -271,6 +275,13 @@ class ClientDataModule(L.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Any]:
         every_step = [step for visit in range(self.visits) for step in self.steps(visit)]
         return DataLoader(every_step, batch_size=None)  # type: ignore[arg-type]
+
+
+def _wrong_gradient(objective: Objective, gradient: Any, w: Tensor) -> str:
+    if isinstance(gradient, Tensor) and gradient.shape == w.shape:
+        return f"{type(objective).__name__}.gradient must call f.gradient or f.hessian_vector at least once a step, and did not"
+    got = f"one of shape {tuple(gradient.shape)}" if isinstance(gradient, Tensor) else shown(gradient)
+    return f"{type(objective).__name__}.gradient must return a tensor of shape {tuple(w.shape)}, that of step.w; got {got}"
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:

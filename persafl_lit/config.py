@@ -2,55 +2,54 @@
 
     persafl run method=persafl_me method.lam=20 data=digits clients=30
 
-`group=choice` takes conf/group/choice.yaml; `key=value` changes one value. A choice may bring `defaults:` for other keys (a
-method its schedule, a data set its model); what the user says wins. docs/configuration.md lists every key.
+`group=choice` takes conf/group/choice.yaml, of yours or ours, or a class by entry point or dotted path; `key=value` changes one value. A
+choice may bring `defaults:` for other keys (a method its schedule, a data set its model); what the user says wins. A composed config is
+complete: it composes to itself also where the files that it was made of are not. docs/configuration.md lists every key.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from persafl_lit.data import DATASETS, CustomData
-from persafl_lit.errors import ConfigError, closest, shown
-from persafl_lit.finetune import FINETUNES
+from persafl_lit.errors import ConfigError, PersaflError, TimelineError, closest, located, shown
 from persafl_lit.limits import MOST_CLIENTS, MOST_STEPS, MOST_VISITS, MOST_WORKERS, at_most
-from persafl_lit.models import MODELS
 from persafl_lit.nested import GROUPS, flatten, get, put
 from persafl_lit.objectives import OBJECTIVES, Moreau, Objective
+from persafl_lit.plugins import exits_refused
+from persafl_lit.registry import TABLES as REGISTRY
+from persafl_lit.registry import is_class, make, make_listed, record, resolve, same, source_of
 from persafl_lit.server import RULES, ControlVariates, Rule
 from persafl_lit.settings import ADDED, Checkpoints, Eval, Method, Tracking, choice, positive
 from persafl_lit.sharing import Sharing
-from persafl_lit.timeline import DELAYS, SCHEDULES, Setting, Timeline
+from persafl_lit.timeline import SCHEDULES, Setting, Timeline, check_timeline
 from persafl_lit.typed import coerce, coerced, construct, defaults, hints, keys
-from persafl_lit.written import as_mapping, conf_folders, find, flat_keys, load, load_choice, to_yaml
+from persafl_lit.written import as_mapping, conf_folders, find, find_choice, flat_keys, load, load_choice, our_conf, to_yaml
 from persafl_lit.written import choices as choices
 
 if TYPE_CHECKING:
     from persafl_lit.data import Federation
 
-TABLES: dict[str, Mapping[str, Any]] = {
-    "data": DATASETS,
-    "model": MODELS,
-    "schedule": SCHEDULES,
-    "delays": DELAYS,
-    "eval.finetune": FINETUNES,
-}
-"""Groups whose choices are classes; a method is an objective, a rule and what is shared."""
-NEUTRAL = ("tracking", "checkpoint", "executor", "workers")
+TABLES: dict[str, Mapping[str, Any]] = {key: table.ours for key, table in REGISTRY.items() if key in GROUPS}
+"""Groups whose choices are classes, with ours; a method is an objective, a rule and what is shared."""
+PARTS = {"objective": "method.objective", "rule": "method.rule", "schedule": "schedule", "delays": "delays", "finetune": "eval.finetune"}
+"""What may be passed from Python as a class or an object, and the key that it is recorded under."""
+NAME = re.compile(r"\w[\w.+-]*")
+NEUTRAL = ("tracking", "checkpoint", "executor", "workers", "loggers")
 """Keys that change where and how fast a run goes, but no bit of its result."""
 COUNTS = {"clients": MOST_CLIENTS, "local_steps": MOST_STEPS, "batch_size": math.inf, "updates": MOST_VISITS, "workers": MOST_WORKERS}
 """Whole numbers >= 1, and where they end."""
 PRECISION_NAMES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
-
-T = TypeVar("T")
 
 
 # -- the typed result -------------------------------------------------------------------------------------------------
@@ -101,7 +100,11 @@ class Config:
     workers: int | None = None
     """Workers that train at the same time; null is one per core."""
     allow_code: bool = False
-    """Let `model=custom` and `data=custom` import code of yours."""
+    """Let names such as `method.objective=package.module.Class`, `model.path` and `data.path` import code of yours; no file of conf/ can."""
+    callbacks: tuple[str | dict[str, Any], ...] = ()
+    """Callbacks by entry point or package.module.Class; with arguments, `{name: package.module.Class, patience: 3}`."""
+    loggers: tuple[str | dict[str, Any], ...] = ()
+    """Lightning's loggers beside MLflow: `csv`, `tensorboard`, an entry point or package.module.Class, as `{name: csv, save_dir: logs}`."""
     eval: Eval = field(default_factory=Eval)
     """Evaluation."""
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
@@ -122,6 +125,8 @@ class Config:
             raise ConfigError(f"seed must be a whole number from 0 to 2^63 - 1; got {self.seed}")
         if self.horizon is None and self.updates is None and self.schedule["name"] != "replay":
             raise ConfigError("the run never ends: set horizon (simulated time), updates, or both")
+        for name in ("callbacks", "loggers"):
+            object.__setattr__(self, name, tuple(_described(name, value) for value in getattr(self, name)))
 
     @functools.cached_property
     def values(self) -> dict[str, Any]:
@@ -155,10 +160,48 @@ class Config:
         values = {"name": "custom", **coerced(CustomData, {**kept, "path": path}, "data")}
         return dataclasses.replace(self, data=values, clients=None if brings_clients else self.clients)
 
+    def with_parts(self, **parts: Any) -> Config:
+        """The same run with an objective, a rule, ... from Python: classes or objects, recorded by their class and field values."""
+        config = self
+        for name, part in parts.items():
+            key = PARTS[name]
+            choice, values, outside = record(key, part)
+            group, _, field = key.partition(".")
+            if group == "method":
+                content = {**config.method, field: choice}
+                owners = [cls for cls in _classes("method", content, True) if cls is not resolve(key, choice, True)]
+                kept = {known: content[known] for cls in owners for known in keys(cls) if known in content}
+                changed: Any = {"method": _typed("method", _complete("method", {**kept, **values, "name": config.name}, True), True)}
+            else:
+                typed = _typed(key, _complete(key, {**values, "name": choice}, True), True)
+                changed = {group: dataclasses.replace(config.eval, finetune=typed) if field else typed}
+            config = dataclasses.replace(config, allow_code=config.allow_code or outside, **changed)
+            if not isinstance(part, type) and not same(made := config.part(key), part):
+                raise ConfigError(f"{name}={shown(part)} is not what its fields say, which is {shown(made)}; a run is recorded by them alone")
+        return config
+
+    def part(self, key: str) -> Any:
+        """The object of a key that names a class."""
+        if not key.startswith("method."):
+            return self.build(key)
+        cls = resolve(key, get(self.values, key), self.allow_code)
+        return make(cls, {name: self.method[name] for name in keys(cls)}, "method")
+
+    def listed(self, key: str) -> list[Any]:
+        """The callbacks or the loggers, made anew."""
+        return [make_listed(key, described, self.allow_code) for described in getattr(self, key)]
+
+    def plugins(self) -> list[str]:
+        """What of the run comes from outside, with versions."""
+        named = [(key, get(self.values, key if key.startswith("method.") else f"{key}.name")) for key in (*PARTS.values(), "data", "model")]
+        named += [(key, described["name"]) for key in ("callbacks", "loggers") for described in getattr(self, key)]
+        named += [("eval.finetune", name) for name in self.eval.beside if is_class("eval.finetune", name)]
+        return sorted({source for key, name in named if (source := source_of(key, name, self.allow_code))})
+
     def label(self) -> str:
         """A short name that tells this run from others: the method, what was set otherwise than by default, the seed."""
         chosen = {key: get(self.values, key)["name"] for key in GROUPS}
-        usual = compose({key: choice for key, choice in chosen.items() if key in ("method", "data")}).flat()
+        usual = self._usual(chosen)
         skipped = (*NEUTRAL, "seed", "eval", "allow_code")
         changed = {
             key: value
@@ -167,6 +210,16 @@ class Config:
         }
         settings = [f"{key.removesuffix('.name').removeprefix('method.').removeprefix('schedule.')}={value}" for key, value in changed.items()]
         return " ".join([self.name, *([] if chosen["data"] == "digits" else [chosen["data"]]), *settings, f"seed={self.seed}"])[:250]
+
+    def _usual(self, chosen: Mapping[str, str]) -> dict[str, Any]:
+        """The values that the method and the data set have by themselves, and the defaults of what was chosen otherwise."""
+        parts = {"allow_code": self.allow_code, **{f"method.{key}": self.method[key] for key in keys(Method)}}
+        known = {key: choice for key, choice in chosen.items() if key in ("method", "data")}
+        usual: dict[str, Any] = {}
+        for asked in ({**chosen, **parts}, {**known, "allow_code": self.allow_code}):
+            with contextlib.suppress(ConfigError):  # a method that is known by its parts has no file
+                usual |= compose(asked).flat()
+        return usual
 
     def flat(self) -> dict[str, Any]:
         """Dotted keys and values, as on the command line."""
@@ -178,22 +231,26 @@ class Config:
     # -- objects that need neither torch nor data ---------------------------------------------------------------------
 
     def objective(self) -> Objective:
-        cls = choice_of("method.objective", self.method["objective"], OBJECTIVES)
-        return construct(cls, {key: self.method[key] for key in keys(cls)}, "method")
+        found: Objective = self.part("method.objective")
+        return found
 
     def sharing(self) -> Sharing:
         return construct(Sharing, {key: self.method[key] for key in keys(Sharing)}, "method")
 
     def rule(self, clients: int, timeline: Timeline) -> Rule:
-        cls = choice_of("method.rule", self.method["rule"], RULES)
+        cls = resolve("method.rule", self.method["rule"], self.allow_code)
         values = {key: self.method[key] for key in keys(cls)}
         if values.get("buffer") == "cohort":
             values["buffer"] = self._cohort(timeline)
-        rule = construct(cls, values, "method")
+        rule: Rule = make(cls, values, "method")
         if isinstance(rule, ControlVariates):
             rule = dataclasses.replace(rule, clients=clients)
-        if self.objective().sends != rule.receives:
-            raise ConfigError("method.objective=scaffold and method.rule=control_variates go together or not at all")
+        if (sends := self.objective().sends) != rule.receives:
+            sent, wanted = (", ".join(names) or "nothing" for names in (sends, rule.receives))
+            raise ConfigError(
+                f"method.objective={self.method['objective']} sends {sent} beside its update and method.rule={self.method['rule']} wants {wanted}; "
+                "scaffold and control_variates, and others of their kind, go together or not at all"
+            )
         rule.check(timeline)
         return rule
 
@@ -204,7 +261,7 @@ class Config:
         if self.method["rule"] == "control_variates" and self.schedule["name"] != "replay":
             raise ConfigError(f"scaffold needs whole rounds, without staleness; schedule={self.schedule['name']} has none: use schedule=rounds")
         cohort = math.gcd(*timeline.reads.tolist())
-        if self.schedule["name"] != "replay" or cohort == 0 or timeline.staleness(cohort).any():
+        if self.schedule["name"] in ("asynchronous", "drawn") or cohort == 0 or timeline.staleness(cohort).any():
             raise ConfigError(
                 f"method.buffer=cohort waits for whole rounds, but schedule={self.schedule['name']} has none here; "
                 "set method.buffer to a number or use schedule=rounds"
@@ -214,21 +271,34 @@ class Config:
     def timeline(self, clients: int) -> Timeline:
         """The communication setup: the same for every method with the same schedule, delays, clients and seed, and with
         `delays.per_gradient` > 0 also the same number of gradients per local step."""
-        delays, objective = self.build("delays", DELAYS), self.objective()
+        delays, objective, schedule = self.build("delays"), self.objective(), self.build("schedule")
         if getattr(delays, "per_gradient", 0) > 0 and isinstance(objective, Moreau) and objective.inner_steps is None:
             raise ConfigError(
                 f"delays.per_gradient={delays.per_gradient:g} needs the number of gradients per local step beforehand, and method.nu alone does not "
                 "give it; set method.inner_steps, or delays.per_gradient=0"
             )
         setting = Setting(clients, self.local_steps, delays, self.seed, self.horizon, self.updates, objective.cost)
-        timeline: Timeline = self.build("schedule", SCHEDULES).timeline(setting)
+        try:
+            with exits_refused():
+                timeline: Timeline = schedule.timeline(setting)
+            if self.schedule["name"] not in SCHEDULES:
+                if not isinstance(timeline, Timeline):
+                    raise TimelineError(f"schedule={self.schedule['name']} must give a Timeline; got {shown(timeline)}")
+                check_timeline(timeline, lambda index: f"schedule={self.schedule['name']}, job {index}")
+        except (PersaflError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            users = [f"{key}={name}" for key in ("delays", "schedule") if (name := getattr(self, key)["name"]) not in TABLES[key]]
+            if not users:
+                raise
+            raise TimelineError(f"{' or '.join(users)} fails: {located(error)}") from error
         return timeline
 
     def beside(self, schedule: str, clients: int) -> Config:
         """The same config under another schedule with its default settings, for comparison."""
         content = load_choice(schedule, "schedule", conf_folders())
         _defaults(content, "schedule")
-        values = _typed("schedule", _complete("schedule", {**content, "name": schedule}))
+        values = _typed("schedule", _complete("schedule", {**content, "name": schedule}, False), False)
         if "cohort" in values:
             values["cohort"] = min(values["cohort"], clients)
         return dataclasses.replace(self, schedule=values)
@@ -237,21 +307,21 @@ class Config:
         """What the data group describes; what would run code of a user's only if that is allowed."""
         if getattr(DATASETS.get(self.data["name"]), "runs_code", False) and not self.allow_code:
             raise ConfigError(f"data.path={self.data['path']} runs code from outside persafl_lit; pass allow_code=true if you trust it")
-        return self.build("data", DATASETS)
+        return self.build("data")
 
     def federation(self, data: Any = None) -> Federation:
         """The clients' data: the one that the config names, or `data` that was passed from Python, dealt as the config says."""
         if data is not None:
-            adapted: Federation = self.build("data", DATASETS).adapted(data, self.clients, self.seed)
+            adapted: Federation = self.build("data").adapted(data, self.clients, self.seed)
             return adapted
         found: Federation = self.data_settings().federation(self.clients, self.seed)
         return found
 
-    def build(self, group: str, table: Mapping[str, Any]) -> Any:
+    def build(self, group: str) -> Any:
         """The object that a group's dict describes."""
         values = self.eval.finetune if group == "eval.finetune" else getattr(self, group)
-        cls = choice_of(group, values["name"], table)
-        return construct(cls, {key: value for key, value in values.items() if key != "name"}, group)
+        cls = resolve(group, values["name"], self.allow_code)
+        return make(cls, {key: value for key, value in values.items() if key != "name"}, group)
 
 
 SECTIONS = {*GROUPS, *(key for key, hint in hints(Config).items() if dataclasses.is_dataclass(hint))}
@@ -261,39 +331,50 @@ SECTIONS = {*GROUPS, *(key for key, hint in hints(Config).items() if dataclasses
 # -- composition ------------------------------------------------------------------------------------------------------
 
 
-def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[Path] | None = None) -> Config:
-    """The classes' defaults, then conf/config.yaml, the choices and what they bring, an experiment's values, the overrides."""
-    folders = conf_folders() if conf is None else conf
+def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[str | Path] = ()) -> Config:
+    """The classes' defaults, then conf/config.yaml, the choices and what they bring, an experiment's values, the overrides.
+
+    `conf` are folders to search before ./conf and ours.
+    """
+    folders = [*map(Path, conf), *conf_folders()]
     asked = flat_overrides(overrides)
+    allow_code = coerce(bool, asked.get("allow_code", False), "allow_code")
     ends_by_updates = asked.get("updates") is not None and "horizon" not in asked
     if (preset := asked.pop("experiment", None)) is not None:
-        described = load_choice(coerce(str, preset, "experiment"), "experiment", folders)
-        asked = {**flat_keys(described, SECTIONS), **asked}
+        described = flat_keys(load_choice(coerce(str, preset, "experiment"), "experiment", folders), SECTIONS)
+        asked = {**_only_settings(described, f"experiment={preset}"), **asked}
     explicit = set(asked)
     if ends_by_updates or (asked.get("updates") is not None and "horizon" not in explicit):
         asked["horizon"] = None
 
     values = dataclasses.asdict(Config())
-    usual = {key: get(values, key)["name"] for key in GROUPS} | flat_keys(load(find("config.yaml", folders), "config"), SECTIONS)
-    for key, value in usual.items():
-        if key not in GROUPS:
-            put(values, key, value, SECTIONS)
+    always = find("config.yaml", folders)
+    usual = {key: get(values, key)["name"] for key in GROUPS} | _only_settings(flat_keys(load(always, "config"), SECTIONS), str(always))
+    with _in_file(always):
+        for key, value in usual.items():
+            if key not in GROUPS:
+                put(values, key, value, SECTIONS)
     chosen: dict[str, Any] = {key: asked.pop(key) for key in GROUPS if key in asked}
     for key in ("data", "method", "schedule", "model", "delays", "eval.finetune"):
         name = coerce(str, chosen.get(key, usual[key]), key)
-        content = load_choice(name, key, folders)
-        for other, default in _defaults(content, key).items():
-            if other in GROUPS:
-                chosen.setdefault(other, default)
-            elif other not in explicit:
-                put(values, other, default, SECTIONS)
-        if key == "method":
-            content |= {part: asked[f"method.{part}"] for part in keys(Method) if f"method.{part}" in asked}
-        _set_group(values, key, _complete(key, {**content, "name": name}))
+        file, content = _chosen(key, name, asked, folders)
+        with _in_file(file):
+            name = coerce(str, content.pop("class", name), f"{key}'s class") if key != "method" else name
+            for other, default in _only_settings(_defaults(content, key), f"{key}={name}").items():
+                if other in GROUPS:
+                    chosen.setdefault(other, default)
+                elif other not in explicit:
+                    put(values, other, default, SECTIONS)
+            before: list[type] = []
+            if key == "method":
+                with contextlib.suppress(ConfigError):  # what is overridden need not be there
+                    before = _classes(key, content, allow_code)
+                content |= {part: asked[f"method.{part}"] for part in keys(Method) if f"method.{part}" in asked}
+            _set_group(values, key, _complete(key, {**content, "name": name}, allow_code, before))
     for key, value in asked.items():
         put(values, key, value, SECTIONS)
     for key in GROUPS:
-        _set_group(values, key, _typed(key, get(values, key)))
+        _set_group(values, key, _typed(key, get(values, key), allow_code))
     config = construct(Config, values, "")
     config.objective()
     config.sharing()
@@ -303,6 +384,42 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[Pa
 def flat_overrides(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
     """Overrides under dotted keys."""
     return flat_keys(as_mapping(overrides), SECTIONS)
+
+
+def _chosen(key: str, name: str, asked: Mapping[str, Any], folders: Sequence[Path]) -> tuple[Path | None, dict[str, Any]]:
+    """The file of a choice and what it holds. A class needs no file, and neither does a method whose parts are named."""
+    file = find_choice(name, GROUPS[key], folders)
+    if file is not None:
+        return file, load(file, key)
+    named = all(f"method.{part}" in asked for part in keys(Method)) and NAME.fullmatch(name)
+    if named if key == "method" else is_class(key, name):
+        return None, {}
+    return None, load_choice(name, key, folders)
+
+
+def _only_settings(values: dict[str, Any], where: str) -> dict[str, Any]:
+    if "allow_code" in values:
+        raise ConfigError(f"{where} sets allow_code; only the command line, a sweep's overrides or Python can")
+    return values
+
+
+@contextlib.contextmanager
+def _in_file(path: Path | None) -> Iterator[None]:
+    """Errors in here are about a file; that of a user is named."""
+    try:
+        yield
+    except ConfigError as error:
+        if path is None or our_conf() in path.parents:
+            raise
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _described(key: str, value: Any) -> dict[str, Any]:
+    """A callback or a logger: its name, and its arguments."""
+    described = {"name": value} if isinstance(value, str) else dict(value)
+    if not isinstance(described.get("name"), str):
+        raise ConfigError(f"{key} is a list of names such as package.module.Class, or of {{name: package.module.Class, ...}}; got {shown(value)}")
+    return described
 
 
 def _defaults(content: dict[str, Any], key: str) -> dict[str, Any]:
@@ -318,10 +435,10 @@ def _set_group(values: dict[str, Any], key: str, content: dict[str, Any]) -> Non
     (get(values, ".".join(parents)) if parents else values)[last] = content
 
 
-def _complete(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A group's values with the defaults of its classes. A method leaves out what only other objectives and rules have."""
-    known = {name: default for cls in _classes(key, values) for name, default in defaults(cls).items()}
-    others = (*OBJECTIVES.values(), *RULES.values()) if key == "method" else ()
+def _complete(key: str, values: Mapping[str, Any], allow_code: bool, before: Iterable[type] = ()) -> dict[str, Any]:
+    """A group's values with the defaults of its classes. A method leaves out what only other objectives and rules have, such as those `before`."""
+    known = {name: default for cls in _classes(key, values, allow_code) for name, default in defaults(cls).items()}
+    others = (*OBJECTIVES.values(), *RULES.values(), *before) if key == "method" else ()
     allowed = [*known, *(name for cls in others for name in keys(cls))]
     for name in values:
         if name != "name" and name not in allowed:
@@ -331,21 +448,20 @@ def _complete(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": values["name"], **{name: values.get(name, default) for name, default in known.items()}}
 
 
-def _typed(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _typed(key: str, values: Mapping[str, Any], allow_code: bool) -> dict[str, Any]:
     """A group's values as its classes declare them: schedule.tau=3.0 is 3, and the same run."""
     typed: dict[str, Any] = {"name": values["name"]}
-    for cls in _classes(key, values):
+    for cls in _classes(key, values, allow_code):
         typed |= coerced(cls, {name: values[name] for name in keys(cls)}, key)
     return typed
 
 
-def _classes(key: str, values: Mapping[str, Any]) -> list[type]:
+def _classes(key: str, values: Mapping[str, Any], allow_code: bool) -> list[type]:
     """The classes that own a group's keys."""
     if key != "method":
-        return [choice_of(key, values["name"], TABLES[key])]
+        return [resolve(key, values["name"], allow_code)]
     parts = coerced(Method, {name: values[name] for name in keys(Method) if name in values}, key)
-    objective, rule = choice_of("method.objective", parts["objective"], OBJECTIVES), choice_of("method.rule", parts["rule"], RULES)
-    return [Method, objective, rule, Sharing]
+    return [Method, *(resolve(f"method.{name}", parts[name], allow_code) for name in ("objective", "rule")), Sharing]
 
 
 def without(values: Mapping[str, Any], path: Sequence[str], usual: Any) -> dict[str, Any]:
@@ -355,9 +471,3 @@ def without(values: Mapping[str, Any], path: Sequence[str], usual: Any) -> dict[
         return dict(values)
     left = {key: value for key, value in values.items() if key != first}
     return {**left, first: without(values[first], rest, usual)} if rest else left
-
-
-def choice_of(key: str, name: Any, table: Mapping[str, T]) -> T:
-    if not isinstance(name, str) or name not in table:
-        raise ConfigError(f"unknown {key} {shown(name)}; there are {', '.join(table)}.{closest(str(name), table)}")
-    return table[name]

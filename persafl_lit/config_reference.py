@@ -19,7 +19,7 @@ from persafl_lit.server import RULES
 from persafl_lit.settings import Method
 from persafl_lit.sharing import Sharing
 from persafl_lit.typed import LARGEST, defaults, hints, keys, required, wanted
-from persafl_lit.written import conf_folders, load_choice
+from persafl_lit.written import load_choice, our_conf
 
 TOP = """\
 # Configuration
@@ -47,6 +47,9 @@ Exit codes: 0 done, 2 bad input, 3 diverged or workers lost for good, 130 interr
 
 `PERSAFL_TRACEBACK=1` shows the traceback of an error in a model of yours."""
 
+OURS = [our_conf()]
+"""The page is about these files, whatever a user adds."""
+
 
 def page() -> str:
     """The whole page, as Markdown."""
@@ -59,10 +62,10 @@ def page() -> str:
     parts += [_table(("part", "what it is"), [(owner, str(cls.__doc__).partition("\n")[0]) for owner, cls in owners.items()])]
     parts += [_table(("key", "of", "type", "default", "meaning"), _shared_rows("method", {"all": Method, **owners, "every method": Sharing}))]
     for group, table in TABLES.items():
-        rows = [(f"`{name}`", line, *map(_settings, _content(name, group))) for name, line in choices(GROUPS[group]).items()]
+        rows = [(f"`{name}`", line, *map(_settings, _content(name, group))) for name, line in choices(GROUPS[group], OURS).items()]
         parts += [f"## `{group}=`", _table(("choice", "what it is", "also sets", "brings"), rows)]
         parts += [_table(("key", "of", "type", "default", "meaning"), _shared_rows(group, table))]
-    described = [(f"`{name}`", line) for name, line in choices("experiment").items()]
+    described = [(f"`{name}`", line) for name, line in choices("experiment", OURS).items()]
     return "\n\n".join([*parts, "## `experiment=`", _table(("choice", "what it is"), described), BOTTOM]) + "\n"
 
 
@@ -107,7 +110,7 @@ def _shared_rows(group: str, classes: Mapping[str, Any]) -> list[tuple[str, ...]
 
 def _methods() -> list[tuple[str, ...]]:
     rows = []
-    for name, line in choices("method").items():
+    for name, line in choices("method", OURS).items():
         content, brought = _content(name, "method")
         parts = {**defaults(Method), **{key: content.pop(key) for key in keys(Method) if key in content}}
         rows.append((f"`{name}`", *parts.values(), _settings(content), _settings(brought), line))
@@ -116,7 +119,7 @@ def _methods() -> list[tuple[str, ...]]:
 
 def _content(name: str, group: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a file of conf/ sets of its own group, and of others."""
-    content = load_choice(name, group, conf_folders())
+    content = load_choice(name, group, OURS)
     brought = content.pop("defaults", {})
     return content, brought
 

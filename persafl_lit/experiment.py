@@ -27,6 +27,8 @@ from persafl_lit.errors import (
     Interrupted,
     ModelError,
     PersaflError,
+    located,
+    shown,
 )
 from persafl_lit.evaluate import Captured, Point, Scores
 from persafl_lit.executors import Evaluation, Executor
@@ -326,7 +328,7 @@ class Experiment:
         loss = update.loss if isinstance(update, Update) else math.nan
         memory: Tensors = {}
         if isinstance(update, Update) and math.isfinite(loss) and all(map(is_finite, (*update.sent.values(), *update.memory.values()))):
-            self.rule.apply(state, message.read, update.sent, staleness)
+            self._apply(index, message.read, update.sent, staleness)
             self.tally.add(update, staleness)
             memory = update.memory
             at_stake += 1
@@ -344,6 +346,23 @@ class Experiment:
         elif memory:
             state.memories[job.client] = Slot(job.visit, memory)
         return loss
+
+    def _apply(self, index: int, read: Tensors, sent: Tensors, staleness: int) -> None:
+        """Let the rule take in an update; what a rule of the user's does wrong is told with its name."""
+        state, w, rule = self.state, self.state.w, type(self.rule).__name__
+        version = w._version
+        try:
+            self.rule.apply(state, read, sent, staleness)
+        except (PersaflError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # a rule of the user's may raise anything
+            raise ModelError(f"the rule {rule} fails at update {index}: {located(error)}") from error
+        if w._version != version:
+            raise ModelError(f"the rule {rule} changes state.w in place, which jobs under way still read; assign a new tensor to it")
+        if not isinstance(state.w, Tensor) or state.w.shape != w.shape:
+            raise ModelError(f"the rule {rule} leaves {shown(state.w)} in state.w at update {index}; it must be a tensor of shape {tuple(w.shape)}")
+        if state.arrivals != index + 1:
+            raise ModelError(f"the rule {rule} must call self.arrive(state) once in apply; after update {index} there are {state.arrivals} arrivals")
 
     def _diverges(self, index: int, job: Job, how: str) -> None:
         """End the run, or say once that what diverges is left out."""

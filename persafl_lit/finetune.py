@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from persafl_lit.errors import ConfigError, closest, shown
+from persafl_lit.errors import ConfigError
 from persafl_lit.limits import MOST_STEPS, at_most
 from persafl_lit.objectives import Maml, Moreau, Objective
 
@@ -98,15 +98,11 @@ FINETUNES: dict[str, type[Finetune]] = {"none": Finetune, "sgd": Sgd, "maml": Ma
 
 
 def further_rule(name: str, objective: Objective) -> Finetune | None:
-    """A rule of `eval.beside`: one of the table with its defaults, `sgd-STEPS`, or `own`, which not every objective has."""
+    """A rule of `eval.beside` that is no class: `own`, which not every objective has, or `sgd-STEPS`."""
     if name == "own":
         return own_rule(objective)
     kind, _, steps = name.partition("-")
-    if kind == "sgd" and steps.isdecimal():
-        return Sgd(int(steps))
-    if name not in FINETUNES:
-        raise ConfigError(f"unknown eval.beside {shown(name)}; there are own, sgd-STEPS, {', '.join(FINETUNES)}.{closest(name, FINETUNES)}")
-    return FINETUNES[name]()
+    return Sgd(int(steps)) if kind == "sgd" and steps.isdecimal() else None
 
 
 def own_rule(objective: Objective) -> Finetune | None:

@@ -89,7 +89,7 @@ class Listeners:
     def start_loggers(self, settings: Mapping[str, Any], points: Sequence[Point]) -> None:
         """The config, and points from before a resume: a logger that was made anew has nothing of them."""
         for logger in self.fabric.loggers:
-            with naming("logger", logger, "log_hyperparams"):
+            with naming("logger", logger, "log_hyperparams"), contextlib.suppress(NotImplementedError):  # some of Lightning's have no place for them
                 logger.log_hyperparams(dict(settings))
         for point in points:
             self.log(point)

@@ -98,6 +98,8 @@ def hints(cls: type) -> dict[str, Any]:
 
 @functools.cache
 def _fields(cls: type) -> list[dataclasses.Field[Any]]:
+    if not dataclasses.is_dataclass(cls):  # a class of the user's may have no settings
+        return []
     return [field for field in dataclasses.fields(cls) if field.init and field.metadata.get("key", True)]
 
 
@@ -123,7 +125,7 @@ def coerce(hint: Any, value: Any, key: str) -> Any:
         raise ConfigError(f"{key} is a group of keys ({', '.join(keys(hint))}), not a value; got {shown(value)}")
     if origin is tuple and isinstance(value, (list, tuple)):
         return tuple(coerce(args[0], item, key) for item in value)
-    if origin is tuple and ((isinstance(value, (int, float)) and not isinstance(value, bool)) or (isinstance(value, str) and args[0] is str)):
+    if origin is tuple and ((isinstance(value, (int, float)) and not isinstance(value, bool)) or (isinstance(value, str) and _takes_text(args[0]))):
         return (coerce(args[0], value, key),)
     if origin is dict and isinstance(value, Mapping):
         return {name: coerce(args[1], item, f"{key}.{name}") for name, item in value.items()}
@@ -139,6 +141,10 @@ def coerce(hint: Any, value: Any, key: str) -> Any:
     if hint is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return str(value)
     raise _refused(hint, value, key)
+
+
+def _takes_text(hint: Any) -> bool:
+    return hint is str or str in typing.get_args(hint)
 
 
 def _first_that_fits(hint: Any, value: Any, key: str) -> Any:
@@ -167,5 +173,5 @@ def wanted(hint: Any) -> str:
     if origin is Literal:
         return ("one of " if len(args) > 1 else "") + ", ".join(map(str, args))
     if origin is tuple:
-        return f"a list of {SEVERAL[args[0]]}"
+        return f"a list of {SEVERAL.get(args[0]) or wanted(args[0])}"
     return WANTED.get(hint, "keys and values")

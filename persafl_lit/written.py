@@ -6,20 +6,23 @@ true, false, numbers, text, lists, and keys with values.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
 import re
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
 
-from persafl_lit.errors import ConfigError, closest, first_line, shown
+from persafl_lit.errors import ConfigError, closest, first_line, one_line, shown
+from persafl_lit.inputs import plain_file
 from persafl_lit.nested import GROUPS
+from persafl_lit.plugins import conf_of_packages
 from persafl_lit.typed import Written
 
 LONGEST, DEEPEST = 10_000, 20
@@ -127,27 +130,71 @@ def plain(value: Any, key: str, depth: int = 0) -> Any:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def conf_folders() -> list[Path]:
+_first: list[Path] = []
+"""Folders that were asked for."""
+
+
+@contextlib.contextmanager
+def conf_first(folders: Iterable[str | os.PathLike[str]]) -> Iterator[None]:
+    """In here these folders are searched before all others."""
+    asked = [Path(folder).absolute() for folder in folders]
+    for folder in asked:
+        if not folder.is_dir():
+            raise ConfigError(f"there is no conf folder {folder}")
+    before = _first[:]
+    _first[:0] = asked
+    try:
+        yield
+    finally:
+        _first[:] = before
+
+
+def our_conf() -> Path:
     """conf/ inside an installed package, or beside the package in a checkout."""
     here = Path(__file__).resolve().parent
-    return [folder for folder in (here / "conf", here.parent / "conf") if (folder / "config.yaml").is_file()][:1]
+    return here / "conf" if (here / "conf" / "config.yaml").is_file() else here.parent / "conf"
+
+
+def conf_folders() -> list[Path]:
+    """What is searched, in this order: folders that were asked for, ./conf, ours. Those of installed packages come last."""
+    ours, here = our_conf(), Path.cwd() / "conf"
+    return [*_first, *([here] if here.is_dir() and here.resolve() != ours.resolve() else []), ours]
+
+
+def files(group: str, folders: Sequence[Path]) -> dict[str, Path]:
+    """Every choice of a group and its file: the first that is found."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for path in sorted((folder / group).glob("*.yaml")):
+            if path.is_file():  # a pipe would be waited for
+                found.setdefault(path.stem, path)
+    return found
 
 
 def choices(group: str, conf: Sequence[Path] | None = None) -> dict[str, str]:
     """Every choice of a group and the one line that its file begins with."""
-    found = {}
-    for folder in conf_folders() if conf is None else conf:
-        for path in sorted((folder / group).glob("*.yaml")):
-            found[path.stem] = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0].lstrip("# ")
-    return found
+    return {name: first_comment(path) for name, path in files(group, conf_folders() if conf is None else conf).items()}
+
+
+def first_comment(path: Path) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return one_line(file.readline(LONGEST).strip().lstrip("# "))
+
+
+def find_choice(choice: str, group: str, folders: Sequence[Path]) -> Path | None:
+    """The file of a choice in these folders, else in one of an installed package."""
+    for known in (folders, *([folder] for folder in (conf_of_packages() if choice not in files(group, folders) else ()))):
+        if (path := files(group, known).get(choice)) is not None:
+            return path
+    return None
 
 
 def load_choice(choice: str, key: str, folders: Sequence[Path]) -> dict[str, Any]:
     group = GROUPS.get(key, key)
-    known = choices(group, folders)
-    if choice not in known:
+    if (path := find_choice(choice, group, folders)) is None:
+        known = choices(group, [*folders, *conf_of_packages()])
         raise ConfigError(f"unknown {key} {shown(choice)}; conf/{group} has {', '.join(known)}.{closest(choice, known)}")
-    return load(find(f"{group}/{choice}.yaml", folders), key)
+    return load(path, key)
 
 
 def find(name: str, folders: Sequence[Path]) -> Path:
@@ -159,7 +206,7 @@ def find(name: str, folders: Sequence[Path]) -> Path:
 
 def load(path: Path, key: str) -> dict[str, Any]:
     try:
-        content = copy.deepcopy(_content(path.read_text(encoding="utf-8")))
+        content = copy.deepcopy(_content(plain_file(path, ConfigError).read_text(encoding="utf-8")))
     except Exception as error:  # YAML's constructors raise anything
         raise ConfigError(f"{path}: {first_line(error)[:300]}") from None
     if not isinstance(content, dict):

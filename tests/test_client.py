@@ -183,7 +183,13 @@ def test_a_class_path_needs_the_users_word(own):
 
 
 @pytest.mark.parametrize(
-    ("path", "why"), [("nowhere.Net", "No module"), ("my_nets.Nett", "no attribute"), ("my_nets.nn", "cannot build"), ("Net", "cannot build")]
+    ("path", "why"),
+    [
+        ("nowhere.Net", "there is no module .nowhere."),
+        ("my_nets.Nett", "has no .Nett.. Did you mean .Net"),
+        ("my_nets.nn", "cannot build"),
+        ("Net", "cannot build"),
+    ],
 )
 def test_a_class_path_that_leads_nowhere_is_refused(own, path, why):
     with pytest.raises(ModelError, match=why):

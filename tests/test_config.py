@@ -39,7 +39,7 @@ def test_every_file_in_conf_is_instantiated(key, name, tmp_path):
         timeline = config.timeline(30)
         assert isinstance(config.rule(30, timeline), RULES[config.method["rule"]])
     else:
-        made = config.build(key, TABLES[key])
+        made = config.build(key)
         assert isinstance(made, TABLES[key][name])
         fields = {field.name for field in dataclasses.fields(made) if field.init}
         values = config.eval.finetune if key == "eval.finetune" else getattr(config, key)
@@ -100,8 +100,8 @@ def test_values_are_typed():
     assert config.values["method"]["lam"] == 20.0
     assert isinstance(config.values["method"]["lam"], float)
     assert config.precision == "64-true"
-    assert config.build("model", MODELS).channels == (4, 8)
-    assert config.build("schedule", SCHEDULES).tau is None
+    assert config.build("model").channels == (4, 8)
+    assert config.build("schedule").tau is None
 
 
 def test_a_dict_a_nested_dict_and_a_resolved_config_say_the_same_as_a_list():
@@ -197,7 +197,7 @@ def test_a_mistake_gets_one_sentence(overrides, sentence):
 )
 def test_a_bad_value_in_a_group_is_refused_by_name(overrides, group, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        compose(overrides).build(group, TABLES[group])
+        compose(overrides).build(group)
 
 
 def test_scaffold_needs_its_rule_and_the_rule_its_objective():

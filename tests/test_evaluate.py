@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from persafl_lit import compose, run
-from persafl_lit.data import DATASETS, Digits
+from persafl_lit.data import Digits
 from persafl_lit.errors import ConfigError, DivergenceError
 from persafl_lit.evaluate import Measured, Point, Scores, accuracy_of, loss_of
 from tests import reference
@@ -129,7 +129,7 @@ def test_further_budgets_of_the_same_rule_equal_runs_that_are_evaluated_by_them(
     summary = run([*quick, "eval.beside=[none, sgd-1, sgd-30]"]).summary()
     for name, settings in {"sgd-1": ["eval.finetune.steps=1"], "sgd-30": ["eval.finetune.steps=30"], "none": ["eval.finetune=none"]}.items():
         assert summary["beside"][name] == run([*quick, *settings]).summary()["accuracy"]
-    with pytest.raises(ConfigError, match=r"unknown eval.beside 'sgd-'; there are own, sgd-STEPS, none"):
+    with pytest.raises(ConfigError, match=r"unknown eval.beside 'sgd-'; there are none, sgd"):
         run([*quick, "eval.beside=[sgd-]"])
     with pytest.raises(ConfigError, match=r"steps must be > 0"):
         run([*quick, "eval.beside=[sgd-0]"])
@@ -168,7 +168,7 @@ def test_the_measured_gradient_is_that_of_the_methods_own_cost(method, settings,
         *settings,
     ]
     result = run([*overrides, "executor=serial"])
-    federation = compose(overrides).build("data", DATASETS).federation(5, 0)
+    federation = compose(overrides).build("data").federation(5, 0)
     H, a = federation.H.numpy(), federation.a.numpy()
     for point, w in ((result.points[0], federation.w0.numpy()), (result.points[-1], result.model.w.detach().numpy())):
         mean = np.mean([gradient(H[client], a[client], w) for client in range(5)], axis=0)

@@ -942,8 +942,8 @@ def test_a_function_of_the_users_in_the_current_folder(tmp_path):
         ("mine.nonsense", "the data: 42 is no data; data= takes"),
         ("mine.nothing", "data.path=mine.nothing returns None"),
         ("mine.number", "TypeError: it is no function but 3"),
-        ("mine.missing", "AttributeError: module 'mine' has no attribute 'missing'"),
-        ("nowhere.clients", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("mine.missing", "data.path=mine.missing is not there: the module mine has no 'missing'"),
+        ("nowhere.clients", "data.path=nowhere.clients is not there: "),
         ("clients", "data.path must be package.module.function; got 'clients'"),
     ],
 )

@@ -72,7 +72,7 @@ def test_a_new_key_is_one_field_and_nothing_else(monkeypatch):
 
     monkeypatch.setitem(SCHEDULES, "rounds", Paused)
     assert compose(["schedule=rounds"]).schedule == {"name": "rounds", "cohort": 10, "pause": 1.0}
-    assert compose(["schedule=rounds", "schedule.pause=2"]).build("schedule", SCHEDULES) == Paused(pause=2.0)
+    assert compose(["schedule=rounds", "schedule.pause=2"]).build("schedule") == Paused(pause=2.0)
     assert "| `schedule.pause` | rounds | number or null | `1.0` | Simulated time between rounds. |" in page()
     with pytest.raises(ConfigError, match="schedule.pause must be a finite number or null; got 'x'"):
         compose(["schedule=rounds", "schedule.pause=x"])
@@ -91,7 +91,7 @@ for key, folder in GROUPS.items():
         config.objective()
         for group, table in TABLES.items():
             if config.values["delays"]["name"] != "trace":
-                config.build(group, table)
+                config.build(group)
 for name in choices("experiment"):
     compose([f"experiment={name}"]).hash()
 print(sorted({"torch", "lightning", "mlflow", "ray"} & set(sys.modules)))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from persafl_lit import __version__
 from persafl_lit.cli import data, run, sweep, timeline, tracking
-from persafl_lit.errors import PersaflError, first_line, shown
+from persafl_lit.errors import PersaflError, first_line, located, shown
 
 OVERRIDES = "group=choice or key=value, e.g. method=persafl_me method.lam=20 (see `persafl list`)"
 
@@ -23,7 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest:  # overrides may also follow a flag
         options.overrides += rest
     try:
-        return int(options.command(options))
+        return _command(options)
+    except SystemExit as error:
+        print(f"persafl: {PersaflError(f'code from outside has tried to end the program: {located(error)}')}", file=sys.stderr)
+        return 2
     except PersaflError as error:
         print(f"persafl: {error}", file=sys.stderr)
         return error.exit_code
@@ -40,6 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def _command(options: argparse.Namespace) -> int:
+    if not options.conf:
+        return int(options.command(options))
+    from persafl_lit.written import conf_first
+
+    with conf_first(options.conf):
+        return int(options.command(options))
+
+
 def _of_the_machine(error: OSError | MemoryError) -> str:
     if isinstance(error, MemoryError):
         return f"there is not enough memory for this: {first_line(error)}"
@@ -50,6 +62,7 @@ def _of_the_machine(error: OSError | MemoryError) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="persafl", description="Personalised asynchronous federated learning experiments.")
     parser.add_argument("--version", action="version", version=f"persafl_lit {__version__}")
+    parser.set_defaults(conf=None)
     commands = parser.add_subparsers(required=True, metavar="command")
 
     run_command = commands.add_parser("run", help="run one experiment")
@@ -121,6 +134,9 @@ def _parser() -> argparse.ArgumentParser:
 
     listing = commands.add_parser("list", help="list methods, data sets, models, schedules, delays, ...")
     listing.set_defaults(command=data.listing)
+
+    for command in (run_command, sweep_command, timeline_command, listing):
+        command.add_argument("--conf", action="append", metavar="DIR", help="a conf folder of yours, searched before ./conf and ours")
 
     demo = commands.add_parser("demo", help="compare four methods on the embedded digits, in about a minute")
     demo.add_argument("overrides", nargs="*", help=OVERRIDES)

@@ -38,13 +38,12 @@ def _data(options: argparse.Namespace) -> int:
     config = compose([*options.overrides, f"data={options.name}"])
     png = picture(options.png or f"{options.name}.png")
     assert png is not None
-    from persafl_lit.data import DEALT
-    from persafl_lit.data.partition import trained
+    from persafl_lit.data.partition import Partitioned, trained
 
-    if options.name not in DEALT:
+    settings: Any = config.build("data")
+    if not isinstance(settings, Partitioned):
         return _describe(config, options.name, png)
-    settings = config.build("data", DEALT)
-    origin = _prepare(options.name, settings.root) if "root" in config.data else "embedded in scikit-learn"
+    origin = _prepare(options.name, config.data["root"]) if "root" in config.data else "embedded in scikit-learn"
     shares = settings.shares(settings.read_labels(), config.clients, config.seed)
     trained(len(shares.parts), shares.holdout)
     per_client, per_split = shares.sizes().sum(axis=1), shares.sizes().sum(axis=0)
@@ -152,25 +151,66 @@ def _ends_with(path: Path, end: bytes) -> bool:
     return False
 
 
+LISTED = {
+    "method": "method=",
+    "method.objective": "method.objective=  (what a client computes)",
+    "method.rule": "method.rule=  (how updates enter the shared model)",
+    "data": "data=",
+    "model": "model=",
+    "schedule": "schedule=",
+    "delays": "delays=",
+    "eval.finetune": "eval.finetune=",
+    "callbacks": "callbacks=[...]",
+    "loggers": "loggers=[...]",
+    "experiment": "experiment=  (several settings at once)",
+}
+
+
 def listing(options: argparse.Namespace) -> int:
     from persafl_lit.cli.sweep import sweeps
-    from persafl_lit.config import choices
 
-    titles = {
-        "method": "method=",
-        "data": "data=",
-        "model": "model=",
-        "schedule": "schedule=",
-        "delays": "delays=",
-        "finetune": "eval.finetune=",
-        "experiment": "experiment=  (several settings at once)",
-    }
-    for group, title in titles.items():
-        print(title)
-        for name, line in choices(group).items():
-            print(f"  {name:<16} {line}")
-        print()
+    for key, title in LISTED.items():
+        if found := choices_of(key):
+            print(title)
+            for name, (line, origin) in sorted(found.items(), key=lambda item: bool(item[1][1])):
+                print(f"  {name:<16} {line}{f'  ({origin})' if origin else ''}")
+            print()
     print("persafl sweep")
     for name, path in sweeps().items():
         print(f"  {name:<16} {path.read_text(encoding='utf-8').partition(chr(10))[0].lstrip('# ')}")
     return 0
+
+
+def choices_of(key: str) -> dict[str, tuple[str, str]]:
+    """The choices of a key: what each is, and where it comes from unless it is ours. One that cannot be imported is warned about."""
+    from persafl_lit.nested import GROUPS
+    from persafl_lit.plugins import conf_of_packages, offered, package_of, warn_once
+    from persafl_lit.registry import TABLES, resolve
+    from persafl_lit.written import conf_folders, files, first_comment, our_conf
+
+    origins = {folder: f"folder {folder}" for folder in conf_folders()} | {our_conf(): ""}
+    origins |= {folder: f"package {name}" for folder, name in conf_of_packages().items()}
+    found: dict[str, tuple[str, str]] = {}
+    if key in GROUPS or key == "experiment":
+        for name, path in files(GROUPS.get(key, key), list(origins)).items():
+            found[name] = first_comment(path), origins[path.parent.parent]
+    if key not in TABLES:
+        return found
+    table = TABLES[key]
+    if key not in GROUPS:
+        found |= {name: (_about(ours), "") for name, ours in table.ours.items()}
+    for name, entries in offered(table.kind).items():
+        origin = "package " + " and ".join(map(package_of, entries))
+        if name in table.ours:
+            warn_once(f"{key}={name} is ours; that of {origin} is not used")
+        elif name not in found:
+            try:
+                found[name] = _about(resolve(key, name)), origin
+            except ConfigError as error:
+                warn_once(str(error))
+    return found
+
+
+def _about(cls: Any) -> str:
+    """The first line of a class's docstring, or a path."""
+    return cls if isinstance(cls, str) else (cls.__doc__ or "").strip().partition("\n")[0]

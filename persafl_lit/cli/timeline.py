@@ -45,7 +45,7 @@ def _trained_clients(config: Config) -> int:
     clients = config.clients
     if clients is None:
         clients = int(config.data_settings().count(None))
-    held_out = int(config.data["holdout_clients"])
+    held_out = int(config.data.get("holdout_clients", 0))
     if not 0 <= held_out < clients:
         raise ConfigError(f"data.holdout_clients must lie between 0 and clients - 1 = {clients - 1}; got {held_out}")
     return clients - held_out

@@ -89,8 +89,8 @@ def _with_activity(record: Record) -> Record:
     from persafl_lit.config import compose
 
     try:
-        made = compose(record.summary["config"]).timeline(record.timeline.clients)
-    except PersaflError:  # a replayed file that is gone, or a config of another version
+        made = compose({**record.summary["config"], "allow_code": False}).timeline(record.timeline.clients)
+    except PersaflError:  # a replayed file that is gone, a config of another version, or code that no report runs
         return record
     return replace(record, timeline=made) if made.digest() == record.timeline.digest() else record
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from persafl_lit.data.given import Given
 from persafl_lit.errors import ConfigError, DataError, located, shown
+from persafl_lit.plugins import exits_refused, import_path, is_dotted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,16 +22,16 @@ class CustomData(Given):
     runs_code: ClassVar[bool] = True
 
     def load(self) -> Any:
-        module_name, _, name = self.path.rpartition(".")
-        if not module_name or not name.isidentifier():
+        if not is_dotted(self.path):
             raise ConfigError(f"data.path must be package.module.function; got {shown(self.path)}")
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())
         try:
-            found = getattr(importlib.import_module(module_name), name)
+            found = import_path(self.path)
             if not callable(found):
                 raise TypeError(f"it is no function but {shown(found)}")
-            data = found(**self.args)
+            with exits_refused():
+                data = found(**self.args)
+        except ImportError as error:
+            raise ConfigError(f"data.path={self.path} is not there: {error}") from error
         except (Exception, SystemExit) as error:  # the user's code may raise anything
             raise DataError(f"data.path={self.path} with data.args={shown(dict(self.args))} fails: {located(error)}") from error
         if data is None:

@@ -23,6 +23,7 @@ from persafl_lit.errors import ModelError, PersaflError, first_line, located
 from persafl_lit.evaluate import Scores
 from persafl_lit.executors.worker import Worker
 from persafl_lit.messages import CostGradient, Evaluate, Gradient, Message, Train, Update
+from persafl_lit.plugins import exits_refused
 
 POLL = 0.2
 """Wall seconds after which a wait looks whether it is still wanted."""
@@ -225,14 +226,26 @@ def perform(worker: Worker, message: Message) -> tuple[Result, float]:
     """Do one unit, here and now: its result, and how many wall seconds it took."""
     start = time.perf_counter()
     try:
-        result: Result = worker.perform(message)
+        with exits_refused():
+            result: Result = worker.perform(message)
     except PersaflError as error:
         result = error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code may raise anything, also SystemExit
         if os.environ.get("PERSAFL_TRACEBACK"):
             traceback.print_exc()
-        result = ModelError(f"client {message.client} cannot be {'trained' if isinstance(message, Train) else 'evaluated'}: {located(error)}")
+        what = "trained" if isinstance(message, Train) else "evaluated"
+        result = ModelError(f"client {message.client} cannot be {what}: {_culprit(worker, error)}{located(error)}")
     return result, time.perf_counter() - start
+
+
+def _culprit(worker: Worker, error: BaseException) -> str:
+    """The innermost of the objective, the fine-tuning rules and the model in which an error was raised."""
+    work = worker.work
+    parts = {id(part): type(part).__name__ for part in (work.objective, *work.finetune.values(), work.backbone)}
+    inside = [parts[id(who)] for frame, _ in traceback.walk_tb(error.__traceback__) if id(who := frame.f_locals.get("self")) in parts]
+    return f"{inside[-1]} fails: " if inside else ""
 
 
 def unsendable(worker: Worker, error: Exception) -> ModelError:

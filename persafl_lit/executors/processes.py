@@ -21,6 +21,7 @@ from persafl_lit.executors.executor import POLL, Executor, Result, Unit, perform
 from persafl_lit.executors.transport import Place
 from persafl_lit.executors.worker import ALIGNED, Work, Worker
 from persafl_lit.memory import keep_freed_memory
+from persafl_lit.plugins import really_exit
 
 DEPTH = 2
 """Units a process holds: one under way and one ready, so that it never waits for the server."""
@@ -161,7 +162,7 @@ def _serve(source: Worker | Work, pipe: connection.Connection, memory: Tensor, i
         works = _autograd_works()
         pipe.send(works)
         if not works:
-            os._exit(0)
+            really_exit(0)
         worker = source
     else:
         worker = Worker(source)
@@ -172,7 +173,7 @@ def _serve(source: Worker | Work, pipe: connection.Connection, memory: Tensor, i
             result, wall_seconds = perform(worker, places[place].fetch(header, worker.device))
             pipe.send((place, places[place].store(result), wall_seconds))
     except (EOFError, OSError):
-        os._exit(0)
+        really_exit(0)
 
 
 def _check_shared_memory(needed: int) -> None:

@@ -12,7 +12,7 @@ Setting = tuple[tuple[str, str], ...]
 """(key, value as text) pairs; text, so that lists compare and 25 read back as 25.0 is the same setting."""
 
 NEUTRAL = ("seed", "method.name", "executor", "workers", "accelerator", "devices", "derivatives", "allow_code", "eval.every", "eval.beside")
-NEUTRAL_GROUPS = ("tracking", "checkpoint")
+NEUTRAL_GROUPS = ("tracking", "checkpoint", "loggers")
 TASK = ("clients", "horizon", "updates", "schedule.path")
 TASK_GROUPS = ("data", "model", "delays", "eval")
 NONE = "null"

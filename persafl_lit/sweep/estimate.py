@@ -13,7 +13,6 @@ from persafl_lit.config import Config
 from persafl_lit.executors import Worker
 from persafl_lit.experiment import evaluated_clients, evaluation_moments
 from persafl_lit.messages import Evaluate, Train
-from persafl_lit.models import MODELS
 from persafl_lit.sweep.forecast import EACH, kind_of, makespan
 from persafl_lit.sweep.trials import Trial
 
@@ -48,7 +47,7 @@ class Estimate:
         key = kind_of(config, "clients", "local_steps")
         if key not in self._workers:
             federation = config.federation()
-            backbone = build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
+            backbone = build_backbone(config.build("model"), federation, config.seed, config.allow_code)
             self._workers[key] = Worker(work_of(config, federation, backbone))
         return self._workers[key]
 

@@ -99,5 +99,7 @@ def perform(order: Order, tell: Callable[[Message], None], should_stop: Callable
         return {"accident": f"{type(error).__name__}: {error}"}
     except PersaflError as error:
         return {"failed": f"{type(error).__name__}: {error}"}
+    except SystemExit as error:
+        return {"failed": f"ModelError: code from outside has tried to end the program: {located(error)}"}
     except Exception as error:
         return {"accident": located(error)}

@@ -100,8 +100,8 @@ def timeline_of(config: Config) -> Timeline | None:
 
 def _build_parts(config: Config) -> None:
     """Refuse values that no part can have."""
-    for group, table in TABLES.items():
-        part = config.build(group, table)
+    for group in TABLES:
+        part = config.build(group)
         if isinstance(part, Rounds) and config.clients is not None:
             part.check(config.clients)
 

@@ -13,6 +13,7 @@ import sys
 import threading
 
 from persafl_lit.memory import collector_at_rest, keep_freed_memory
+from persafl_lit.plugins import really_exit
 from persafl_lit.sweep.perform import Message, perform
 
 
@@ -31,7 +32,7 @@ def main() -> None:
             voice.write(json.dumps(message) + "\n")
             voice.flush()
         except BrokenPipeError:
-            os._exit(1)
+            really_exit(1)
 
     with collector_at_rest():
         import persafl_lit.api  # noqa: F401  (takes seconds: while the launcher prepares)
@@ -53,7 +54,7 @@ def _listen(orders: queue.SimpleQueue[Message], stopping: set[str]) -> None:
             stopping.add(message["stop"])
         else:
             orders.put(message)
-    os._exit(1)
+    really_exit(1)
 
 
 if __name__ == "__main__":

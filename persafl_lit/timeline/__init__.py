@@ -1,8 +1,8 @@
 """When each client reads and sends. numpy only; nothing here knows about models."""
 
-from persafl_lit.timeline.delays import DELAYS, Delays
-from persafl_lit.timeline.jobs import Activity, Job, Timeline, from_csv
-from persafl_lit.timeline.schedules import SCHEDULES, Asynchronous, Drawn, Replay, Rounds, Setting
+from persafl_lit.timeline.delays import DELAYS, Delays, RandomDelays
+from persafl_lit.timeline.jobs import Activity, Job, Timeline, check_timeline, from_csv, jobs_to_timeline
+from persafl_lit.timeline.schedules import SCHEDULES, Asynchronous, Drawn, Replay, Rounds, Schedule, Setting
 
 __all__ = [
     "DELAYS",
@@ -12,9 +12,13 @@ __all__ = [
     "Delays",
     "Drawn",
     "Job",
+    "RandomDelays",
     "Replay",
     "Rounds",
+    "Schedule",
     "Setting",
     "Timeline",
+    "check_timeline",
     "from_csv",
+    "jobs_to_timeline",
 ]

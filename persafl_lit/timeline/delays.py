@@ -8,12 +8,12 @@ methods differ: those that take more gradients per local step compute longer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from persafl_lit.errors import ConfigError, TimelineError
+from persafl_lit.errors import ConfigError, TimelineError, shown
 from persafl_lit.streams import rng
 from persafl_lit.timeline.jobs import Floats, number, read_rows
 
@@ -25,14 +25,32 @@ VisitDelays = Callable[[int], Floats]
 """A client's delays: block number -> array (BLOCK, 4) of download, compute, upload, idle."""
 
 
-class Delays(ABC):
-    """A source of delays: `of(seed, client, local_steps, gradients)` gives one client's visits in blocks.
+class Delays:
+    """A source of delays. A subclass says how long one `visit` takes, or, faster, gives `of` a client's visits in blocks.
 
-    `gradients` is how many gradients the method's objective takes per local step (`Objective.cost`).
+    Both are functions of their arguments alone: draw from `persafl_lit.rng(seed, "a name of yours", client, visit)`. `gradients` is how many
+    gradients the method's objective takes per local step (`Objective.cost`).
     """
 
-    @abstractmethod
-    def of(self, seed: int, client: int, local_steps: int, gradients: int = 1) -> VisitDelays: ...
+    def visit(self, seed: int, client: int, visit: int, local_steps: int, gradients: int) -> Sequence[float]:
+        """download, compute, upload and idle time of a client's visit number 0, 1, 2, ..."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither visit nor of")
+
+    def of(self, seed: int, client: int, local_steps: int, gradients: int = 1) -> VisitDelays:
+        """One client's visits in blocks."""
+
+        def block_of(block: int) -> Floats:
+            numbers = range(block * BLOCK, (block + 1) * BLOCK)
+            visits = np.array([self.visit(seed, client, number, local_steps, gradients) for number in numbers], dtype=np.float64)
+            possible = visits.shape == (BLOCK, len(PHASES)) and bool((visits >= 0).all() and np.isfinite(visits).all())
+            if not possible or not visits[:, :3].any(axis=1).all():
+                raise TimelineError(
+                    f"{type(self).__name__}.visit must give {', '.join(PHASES)} >= 0, not all of the first three 0; "
+                    f"client {client} got {shown(visits.tolist()[0] if visits.ndim == 2 else visits.shape)}"
+                )
+            return visits
+
+        return block_of
 
     def longest(self, seed: int, clients: int, local_steps: int, gradients: int = 1) -> float:
         """A visit, with its rest, that is longer than most: the longest of some clients' first visits."""
@@ -40,7 +58,7 @@ class Delays(ABC):
 
 
 @dataclass(frozen=True)
-class RandomDelays(Delays):
+class RandomDelays(Delays, ABC):
     """Random delays around a mean per client; subclasses say which distribution.
 
     mean download ~ U(download)      mean upload = ratio * mean download, ratio ~ U(upload_ratio): the paper's 4 to 6

@@ -6,7 +6,7 @@ import csv
 import hashlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -247,24 +247,27 @@ def from_csv(path: str | os.PathLike[str], clients: int) -> Timeline:
         for name, kind in kinds.items():
             values[name].append(number(kind, row[name], path, line, name))
     lines = [line for line, _ in rows]
+    columns = (np.asarray(values[name], dtype=np.int64 if kind is int else np.float64) for name, kind in kinds.items())
+    timeline = Timeline(clients, *columns, float(values["arrives"][-1]))  # type: ignore[arg-type,call-arg]
+    check_timeline(timeline, lambda index: f"{path}, line {lines[index]}")
+    return timeline
+
+
+def check_timeline(timeline: Timeline, place: Callable[[int], str]) -> None:
+    """Refuse jobs that could not have happened; `place` names the job with an index."""
 
     def refuse(bad: NDArray[np.bool_], why: str) -> None:
         if bad.any():
             index = int(bad.argmax())
-            got = {name: values[name][index] for name in COLUMNS}
-            raise TimelineError(f"{path}, line {lines[index]}: " + why.format(index=index, clients=clients, **got))
+            raise TimelineError(f"{place(index)}: " + why.format(index=index, clients=timeline.clients, **timeline[index]._asdict()))
 
-    client = np.asarray(values["client"], dtype=np.int64)
-    visit = np.asarray(values["visit"], dtype=np.int64)
-    reads = np.asarray(values["reads"], dtype=np.int64)
-    read_at = np.asarray(values["read_at"], dtype=np.float64)
-    arrives = np.asarray(values["arrives"], dtype=np.float64)
-    refuse(client >= clients, "client {client} does not exist; there are {clients} clients, numbered from 0")
+    client, reads, read_at, arrives = timeline.client, timeline.reads, timeline.read_at, timeline.arrives
+    refuse((client < 0) | (client >= timeline.clients), "client {client} does not exist; there are {clients} clients, numbered from 0")
     refuse(np.diff(arrives, prepend=0.0) < 0, "out of order: arrives={arrives} comes after a later arrival; sort the rows by arrives")
-    refuse(read_at > arrives, "the job arrives at {arrives}, before it read the model at {read_at}")
-    refuse(reads > np.arange(len(reads)), "a read from the future: reads={reads}, but only {index} updates have arrived before this row")
+    refuse(~(read_at <= arrives), "the job arrives at {arrives}, before it read the model at {read_at}")
+    ahead = (reads < 0) | (reads > np.arange(len(reads)))
+    refuse(ahead, "a read from the future: reads={reads}, but only {index} updates have arrived before this row")
     known = np.searchsorted(arrives, read_at, side="right")
     refuse(reads > known, "a read from the future: reads={reads}, but fewer updates had arrived by read_at={read_at}")
-    timeline = jobs_to_timeline(clients, client, reads, read_at, arrives, float(arrives[-1]))
-    refuse(visit != timeline.visit, "a gap: client {client} has visit {visit} here; visits count 0, 1, 2, ... per client")
-    return timeline
+    usual = jobs_to_timeline(timeline.clients, client, reads, read_at, arrives, timeline.horizon)
+    refuse(timeline.visit != usual.visit, "a gap: client {client} has visit {visit} here; visits count 0, 1, 2, ... per client")

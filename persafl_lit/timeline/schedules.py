@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -33,8 +34,15 @@ class Setting(NamedTuple):
     """Gradients per local step, for delays with `per_gradient`."""
 
 
+class Schedule(ABC):
+    """Turns delays into a timeline, which `jobs_to_timeline` makes of jobs in order of arrival."""
+
+    @abstractmethod
+    def timeline(self, setting: Setting) -> Timeline: ...
+
+
 @dataclass(frozen=True)
-class Asynchronous:
+class Asynchronous(Schedule):
     """The closed loop of Algorithm 2: read, compute, send, rest, read again; nobody waits for anybody.
 
     `tau` bounds the staleness in arrivals: `wait` delays reads and arrivals so that the bound holds and nothing is lost,
@@ -59,7 +67,7 @@ class Asynchronous:
 
 
 @dataclass(frozen=True)
-class Rounds:
+class Rounds(Schedule):
     """Synchronous rounds: a cohort drawn without replacement; the server waits for its slowest member."""
 
     cohort: int = 10
@@ -94,7 +102,7 @@ class Rounds:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Drawn(Schedule):
     """Assumption 1 exactly: i_t ~ Uniform[n] and Omega(t) = t - s with s uniform on 0..min(t, tau). One arrival a second."""
 
     tau: int = 10
@@ -117,7 +125,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Replay:
+class Replay(Schedule):
     """A timeline from a CSV file, as `persafl timeline --csv` writes it."""
 
     path: str

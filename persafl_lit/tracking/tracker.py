@@ -297,6 +297,8 @@ def _check_folder(uri: str) -> None:
 def new_run(store: Store, config: Config, name: str, tags: dict[str, str]) -> str:
     """A run of this config in the store; its parameters are still to be told."""
     known = {"persafl.version": __version__, "persafl.method": config.name, "persafl.trial": config.hash(), **git_commit(), **tags}
+    if plugins := config.plugins():
+        known["persafl.plugins"] = ", ".join(plugins)
     return store.create(config.tracking.experiment, name, known)
 
 

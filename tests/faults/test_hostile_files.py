@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from persafl_lit import compose, limits
-from persafl_lit.data import DATASETS, sources
+from persafl_lit.data import sources
 from persafl_lit.data.quadratic import read_npz
 from persafl_lit.errors import DataError, PersaflError
 from persafl_lit.sweep.plan import read_plan
@@ -185,7 +185,7 @@ def test_any_npz_is_quadratics_or_a_sentence(cases, tmp_path):
     def law(data):
         path.write_bytes(data)
         with np.errstate(all="ignore"):
-            federation = lawful(lambda: compose(["data=quadratic", f"data.path={path}"]).build("data", DATASETS).federation(None, 0))
+            federation = lawful(lambda: compose(["data=quadratic", f"data.path={path}"]).build("data").federation(None, 0))
         assert federation is None or (federation.clients == 3 and np.isfinite(federation.smoothness))
 
     each(cases, st.one_of(damaged(valid), odd, arrays, st.binary(max_size=60)), law)
@@ -207,7 +207,7 @@ def test_damaged_image_files_are_never_used(cases, tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         for file in images.files:
             (folder / file).write_bytes(data)
-        assert lawful(lambda: compose([f"data={name}", f"data.root={tmp_path}"]).build("data", DATASETS).federation(3, 0)) is None
+        assert lawful(lambda: compose([f"data={name}", f"data.root={tmp_path}"]).build("data").federation(3, 0)) is None
 
     each(cases, st.tuples(st.sampled_from(sorted(sources.IMAGE_SETS)), content), law)
 
