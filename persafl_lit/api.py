@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from persafl_lit.buffers import exported
 from persafl_lit.checkpoint import Checkpoint
 from persafl_lit.client import build_backbone, check_backbone
 from persafl_lit.config import Config, choice_of, compose
@@ -57,7 +58,9 @@ class Result:
     federation: Federation | None = field(default=None, repr=False)
     memory: Mapping[int, Tensors] = field(default_factory=dict, repr=False)
     """What each client keeps; clients that keep nothing are not in it."""
-    _state_dict: Callable[[Tensors], dict[str, Tensor]] | None = field(default=None, repr=False)
+    _state_dict: Callable[[Tensors, int], dict[str, Tensor]] | None = field(default=None, repr=False)
+    first_weights: str = ""
+    """A hash of the weights that the run began with. Those of a model that is given as an object are the caller's."""
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -73,9 +76,9 @@ class Result:
         if not 0 <= client < len(self.timeline.arrivals_per_client()) + len(self.points[-1].held_out):
             raise ConfigError(f"client {client} does not exist; clients are numbered from 0")
         shared = self.state_dict()
-        if self._state_dict is None or client not in self.memory:
+        if self._state_dict is None:
             return shared
-        return {name: value.to(shared[name].dtype) for name, value in self._state_dict(self.memory[client]).items()}
+        return {name: value.to(shared[name].dtype) for name, value in self._state_dict(self.memory.get(client, {}), client).items()}
 
     def curves(self) -> dict[str, list[float]]:
         """Columns over the evaluation points: sim_time, updates, accuracy.*, loss.* and what training saw."""
@@ -110,6 +113,7 @@ class Result:
             "loss": _null_for_nan(last.loss()),
             "holdout": held_out,
             "beside": {rule: _null_for_nan(values) for rule, values in last.beside().items()},
+            "first_weights": self.first_weights,
             "evaluation_share": self.evaluation_share,
             "wall_seconds": self.wall_seconds,
             "notes": list(self.notes),
@@ -159,7 +163,7 @@ def run(
 
         def build_model(state: State) -> L.LightningModule:
             trained = _copied(backbone)
-            trained.load_state_dict(worker.state_dict(state.w))
+            trained.load_state_dict(worker.state_dict(state.model, exported(state)))
             return trained
 
         with _checkpoint(config, resume, wait_seconds) as checkpoint, _executor(config, worker, len(timeline)) as executor:
@@ -204,7 +208,8 @@ def run(
                     worker.transfer_bytes,
                     federation,
                     {client: slot.tensors for client, slot in experiment.state.memories.items()},
-                    functools.partial(worker.state_dict, experiment.state.w),
+                    functools.partial(worker.state_dict, experiment.state.model) if worker.keeps else None,
+                    worker.digest,
                 )
                 experiment.call("on_run_end", result=result)
             if checkpoint:
@@ -291,6 +296,7 @@ def work_of(config: Config, federation: Federation, backbone: L.LightningModule)
         config.clip,
         config.sharing(),
         config.derivatives,
+        config.buffers(),
     )
 
 

@@ -20,7 +20,7 @@ from persafl_lit.backprop import plain_layers, untouched
 from persafl_lit.data import Federation, Quadratics, Samples
 from persafl_lit.data.federation import Batch
 from persafl_lit.errors import ConfigError, ModelError, located, shown
-from persafl_lit.loss import FlatLoss, refuse_float_buffers
+from persafl_lit.loss import FlatLoss
 from persafl_lit.messages import Tensors
 from persafl_lit.models import Custom, Point
 from persafl_lit.objectives import Objective, Step
@@ -89,7 +89,7 @@ def _import_backbone(model: Custom, allow_code: bool) -> L.LightningModule:
         if not (isinstance(found, type) and issubclass(found, L.LightningModule)):  # nothing else is ever called
             raise TypeError(f"it is no LightningModule class but {shown(found)}")
         made = found(**model.args)
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ModelError(f"cannot build model.path={model.path!r} with model.args={shown(dict(model.args))}: {located(error)}") from error
     return check_backbone(made)
 
@@ -102,7 +102,6 @@ def check_backbone(backbone: Any) -> L.LightningModule:
         raise ConfigError(f"the model must be a LightningModule whose training_step returns a loss; got {type(backbone).__name__}")
     if type(backbone).training_step is L.LightningModule.training_step:
         raise ConfigError(f"{type(backbone).__name__} has no training_step(batch, batch_idx) that returns a loss")
-    refuse_float_buffers(backbone)
     return backbone
 
 
@@ -136,6 +135,8 @@ class ClientModule(L.LightningModule):
         self.clip = clip
         self.private = private
         self.derivatives = derivatives
+        self.statistics: Collection[str] | None = None
+        """Buffers that training changes; None is all that there are."""
         # A backbone may call self.log; a job's metrics are returned instead (one database call per step is too dear).
         backbone.log = backbone.log_dict = _ignore  # type: ignore[method-assign,assignment]
 
@@ -147,7 +148,7 @@ class ClientModule(L.LightningModule):
     def flatten(self) -> None:
         """The backbone's parameters as one vector w, and the place where each visit begins."""
         layers = _layers(self.backbone) if self.derivatives == "auto" else ()
-        self.f = FlatLoss(self.backbone, self.smoothness, layers, self.private)
+        self.f = FlatLoss(self.backbone, self.smoothness, layers, self.private, self.statistics)
         self.w = self.f.point.clone() if self.objective.moves else self.f.point
         self.read = self.w.clone()
         self.given: Tensors = {}
@@ -159,6 +160,7 @@ class ClientModule(L.LightningModule):
     def training_step(self, batch: Sequence[Batch], batch_idx: int) -> Tensor:
         """Algorithm 2, one local step. Returns the loss where the step began, or near it."""
         self.f.losses.clear()
+        self.f.keep_statistics = True
         self.gradient = self.objective.gradient(self.f, Step(self.w, self.read, batch, self.given))
         gradient = clipped(self.gradient, self.clip)
         if self._optimizer is None:

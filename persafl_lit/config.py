@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from persafl_lit.buffers import Buffers
 from persafl_lit.data import DATASETS
 from persafl_lit.errors import ConfigError, closest, shown
 from persafl_lit.finetune import FINETUNES
@@ -144,7 +145,9 @@ class Config:
 
     def with_model(self, path: str, args: Mapping[str, Any]) -> Config:
         """The same run around a model that was passed from Python: recorded, and told from others, by its class and `args`."""
-        return dataclasses.replace(self, model={"name": "custom", "path": path, "args": dict(args)})
+        return dataclasses.replace(
+            self, model={"name": "custom", "path": path, "args": dict(args), **{key: self.model[key] for key in keys(Buffers)}}
+        )
 
     def label(self) -> str:
         """A short name that tells this run from others: the method, what was set otherwise than by default, the seed."""
@@ -175,6 +178,9 @@ class Config:
     def sharing(self) -> Sharing:
         return construct(Sharing, {key: self.method[key] for key in keys(Sharing)}, "method")
 
+    def buffers(self) -> Buffers:
+        return construct(Buffers, {key: self.model[key] for key in keys(Buffers)}, "model")
+
     def rule(self, clients: int, timeline: Timeline) -> Rule:
         cls = choice_of("method.rule", self.method["rule"], RULES)
         values = {key: self.method[key] for key in keys(cls)}
@@ -186,7 +192,7 @@ class Config:
         if self.objective().sends != rule.receives:
             raise ConfigError("method.objective=scaffold and method.rule=control_variates go together or not at all")
         rule.check(timeline)
-        return rule
+        return self.buffers().around(rule, clients)
 
     def _cohort(self, timeline: Timeline) -> int:
         """method.buffer=cohort: the size of a round, from the schedule or from a replayed file."""
@@ -228,7 +234,7 @@ class Config:
         """The object that a group's dict describes."""
         values = self.eval.finetune if group == "eval.finetune" else getattr(self, group)
         cls = choice_of(group, values["name"], table)
-        return construct(cls, {key: value for key, value in values.items() if key != "name"}, group)
+        return construct(cls, {key: value for key, value in values.items() if key in keys(cls)}, group)
 
 
 SECTIONS = {*GROUPS, *(key for key, hint in hints(Config).items() if dataclasses.is_dataclass(hint))}
@@ -274,6 +280,7 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[Pa
     config = construct(Config, values, "")
     config.objective()
     config.sharing()
+    config.buffers()
     return config
 
 
@@ -319,7 +326,7 @@ def _typed(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
 def _classes(key: str, values: Mapping[str, Any]) -> list[type]:
     """The classes that own a group's keys."""
     if key != "method":
-        return [choice_of(key, values["name"], TABLES[key])]
+        return [choice_of(key, values["name"], TABLES[key]), *([Buffers] if key == "model" else [])]
     parts = coerced(Method, {name: values[name] for name in keys(Method) if name in values}, key)
     objective, rule = choice_of("method.objective", parts["objective"], OBJECTIVES), choice_of("method.rule", parts["rule"], RULES)
     return [Method, objective, rule, Sharing]

@@ -10,9 +10,23 @@ from persafl_lit.errors import ConfigError, shown
 from persafl_lit.limits import MOST_SECONDS, at_most
 
 LONGEST_NAME = 250
-ADDED: dict[str, Any] = {"derivatives": "auto", "delays.per_gradient": 0.0, "method.private": ["none"], "model.init": "torch"}
+ADDED: dict[str, Any] = {
+    "derivatives": "auto",
+    "delays.per_gradient": 0.0,
+    "method.private": ["none"],
+    "model.init": "torch",
+    "model.buffers": "local",
+    "model.buffers_mix": None,
+}
 """Keys that 0.1 did not have, with the value that means what it did: they are no part of a run's hash then."""
-ADDED_BESIDE = {"derivatives": "seed", "delays.per_gradient": "delays.name", "method.private": "method.name", "model.init": "model.hidden"}
+ADDED_BESIDE = {
+    "derivatives": "seed",
+    "delays.per_gradient": "delays.name",
+    "method.private": "method.name",
+    "model.init": "model.hidden",
+    "model.buffers": "model.name",
+    "model.buffers_mix": "model.name",
+}
 """For each of them, a key of 0.1 that only the runs have to which it applies."""
 
 

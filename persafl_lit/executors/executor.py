@@ -228,7 +228,7 @@ def perform(worker: Worker, message: Message) -> tuple[Result, float]:
         result: Result = worker.perform(message)
     except PersaflError as error:
         result = error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a model may raise anything
         if os.environ.get("PERSAFL_TRACEBACK"):
             traceback.print_exc()
         result = ModelError(f"client {message.client} cannot be {'trained' if isinstance(message, Train) else 'evaluated'}: {located(error)}")
