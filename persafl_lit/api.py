@@ -16,7 +16,7 @@ from torch import nn
 
 from persafl_lit.buffers import exported
 from persafl_lit.checkpoint import Checkpoint
-from persafl_lit.client import build_backbone, check_backbone
+from persafl_lit.client import build_backbone, build_from_class, check_backbone
 from persafl_lit.config import Config, choice_of, compose
 from persafl_lit.data import DATASETS
 from persafl_lit.errors import CallbackError, ConfigError, DivergenceError, ModelError, PersaflError, TakenError, located
@@ -123,7 +123,7 @@ class Result:
 
 def run(
     config: Config | Mapping[str, Any] | Iterable[str] = (),
-    model: L.LightningModule | nn.Sequential | None = None,
+    model: L.LightningModule | nn.Sequential | type[L.LightningModule] | None = None,
     *,
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Logger] = (),
@@ -134,7 +134,7 @@ def run(
     wait_seconds: float = 0.0,
 ) -> Result:
     """Run one experiment. `config` is a Config, a list of overrides or a dict of them; `model` a backbone of yours,
-    or an nn.Sequential that gives class scores.
+    or an nn.Sequential that gives class scores. An object brings its weights; a class is built from the run's seed.
 
     `callbacks` are told what happens (`persafl_lit.Callback` has the hooks) and `loggers` are Lightning's (CSV, TensorBoard, ...):
     they get the metrics of every evaluation with step = updates. When `should_stop()` turns true, the run writes a checkpoint and
@@ -144,7 +144,8 @@ def run(
     config = config if isinstance(config, Config) else compose(config)
     if model is not None:
         layers = {"layers": [" ".join(str(layer).split()) for layer in model]} if type(model) is nn.Sequential else {}
-        config = config.with_model(f"{type(model).__module__}.{type(model).__qualname__}", layers)
+        cls = model if isinstance(model, type) else type(model)
+        config = config.with_model(f"{cls.__module__}.{cls.__qualname__}", layers)
     with quiet_single_threaded_torch():
         wall_start = time.monotonic()
         federation = config.build("data", DATASETS).federation(config.clients, config.seed)
@@ -153,7 +154,7 @@ def run(
             raise ConfigError(f"no update arrives by horizon={config.horizon:g}; raise it")
         rule = config.rule(federation.trained(), timeline)
         if model is not None:
-            backbone = check_backbone(model)
+            backbone = build_from_class(model, config.seed) if isinstance(model, type) else check_backbone(model)
         else:
             backbone = build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
         tracker = _tracker(config, run_id, tags, should_stop)
@@ -297,6 +298,7 @@ def work_of(config: Config, federation: Federation, backbone: L.LightningModule)
         config.sharing(),
         config.derivatives,
         config.buffers(),
+        config.local,
     )
 
 

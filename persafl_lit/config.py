@@ -26,6 +26,7 @@ from persafl_lit.limits import MOST_CLIENTS, MOST_STEPS, MOST_VISITS, MOST_WORKE
 from persafl_lit.models import MODELS
 from persafl_lit.nested import GROUPS, flatten, get, put
 from persafl_lit.objectives import OBJECTIVES, Moreau, Objective
+from persafl_lit.optimizers import Local
 from persafl_lit.server import RULES, ControlVariates, Rule
 from persafl_lit.settings import ADDED, Checkpoints, Eval, Method, Tracking, choice, positive
 from persafl_lit.sharing import Sharing
@@ -100,6 +101,8 @@ class Config:
     """Workers that train at the same time; null is one per core."""
     allow_code: bool = False
     """Let `model=custom` import code of yours."""
+    local: Local = field(default_factory=Local)
+    """The optimizer of local steps."""
     eval: Eval = field(default_factory=Eval)
     """Evaluation."""
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
@@ -281,6 +284,7 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[Pa
     config.objective()
     config.sharing()
     config.buffers()
+    config.local.check(config.objective())
     return config
 
 
@@ -333,12 +337,13 @@ def _classes(key: str, values: Mapping[str, Any]) -> list[type]:
 
 
 def without(values: Mapping[str, Any], path: Sequence[str], usual: Any) -> dict[str, Any]:
-    """The values without the key at `path`, if it is there and has this value."""
+    """The values without the key at `path`, if it is there and has this value, and without a section that is left empty."""
     first, *rest = path
     if first not in values or (not rest and values[first] != usual):
         return dict(values)
     left = {key: value for key, value in values.items() if key != first}
-    return {**left, first: without(values[first], rest, usual)} if rest else left
+    inside = without(values[first], rest, usual) if rest else {}
+    return {**left, first: inside} if inside else left
 
 
 def choice_of(key: str, name: Any, table: Mapping[str, T]) -> T:

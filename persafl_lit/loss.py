@@ -106,6 +106,13 @@ class FlatLoss:
                 torch._foreach_copy_(slopes, self._double_backward(u, batch))
         return product
 
+    def set_gradients(self, gradient: Tensor) -> None:
+        """Let every parameter's `grad` be its part of this vector."""
+        if gradient is not self._gradient:
+            self._gradient.copy_(gradient)
+        for parameter, part in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = part
+
     def update_statistics(self, w: Tensor, batch: Batch) -> None:
         """A forward pass in training, for what it does to the statistics."""
         self.at(w)

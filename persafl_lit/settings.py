@@ -17,6 +17,10 @@ ADDED: dict[str, Any] = {
     "model.init": "torch",
     "model.buffers": "local",
     "model.buffers_mix": None,
+    "local.optimizer": "sgd",
+    "local.momentum": None,
+    "local.weight_decay": 0.0,
+    "local.keep_state": False,
 }
 """Keys that 0.1 did not have, with the value that means what it did: they are no part of a run's hash then."""
 ADDED_BESIDE = {
@@ -26,6 +30,10 @@ ADDED_BESIDE = {
     "model.init": "model.hidden",
     "model.buffers": "model.name",
     "model.buffers_mix": "model.name",
+    "local.optimizer": "seed",
+    "local.momentum": "seed",
+    "local.weight_decay": "seed",
+    "local.keep_state": "seed",
 }
 """For each of them, a key of 0.1 that only the runs have to which it applies."""
 

@@ -14,7 +14,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"errors", "limits", "streams", "lock", "memory", "dropout", "backprop", "statistics", "messages", "callbacks"},
     {"timeline", "data", "models", "objectives", "typed", "nested", "inputs", "settings"},
-    {"server", "loss", "written", "finetune", "sharing", "sealed"},
+    {"server", "loss", "written", "finetune", "optimizers", "sharing", "sealed"},
     {"client", "buffers"},
     {"evaluate"},
     {"executors"},
@@ -85,6 +85,7 @@ def test_imports_go_downwards_only(path):
                 "dropout",
                 "backprop",
                 "statistics",
+                "optimizers",
                 "loss",
                 "client",
                 "evaluate",

@@ -21,6 +21,7 @@ from persafl_lit.finetune import Finetune
 from persafl_lit.loss import changing_buffers
 from persafl_lit.messages import CostGradient, Evaluate, Gradient, Message, Tensors, Train, Update
 from persafl_lit.objectives import Maml, Moreau, Objective, Step
+from persafl_lit.optimizers import VECTORS, Local
 from persafl_lit.sharing import Sharing
 from persafl_lit.statistics import Constants
 
@@ -56,6 +57,7 @@ class Work:
     sharing: Sharing = field(default_factory=Sharing)
     derivatives: str = "auto"
     buffers: Buffers = field(default_factory=Buffers)
+    local: Local = field(default_factory=Local)
 
 
 class Worker:
@@ -71,7 +73,8 @@ class Worker:
         private = work.sharing.names(backbone)
         if private and work.objective.keeps:
             raise ConfigError("an objective that keeps vectors of the model's size (scaffold) shares the whole model: leave method.private at none")
-        choices: Any = {"private": private, "derivatives": work.derivatives}
+        work.local.check(work.objective)
+        choices: Any = {"private": private, "derivatives": work.derivatives, "local": work.local}
         self.module = ClientModule(backbone, work.objective, work.eta, work.federation.smoothness, work.clip, **choices)
         self._devices = [] if fabric.device.type == "cpu" else [fabric.device]
         changing = self._changing_buffers()
@@ -82,6 +85,8 @@ class Worker:
             )
         self.module.statistics = changing
         self.module.flatten()
+        if not work.local.plain:  # what is wrong with it is told before anything starts
+            work.local.build(self.module.w, work.eta, backbone)
         self._constants = Constants(backbone, changing)
         statistics = self.module.f.statistics
         self.first_buffers: Tensors = {} if statistics is None else {"buffers": statistics.start}
@@ -99,7 +104,7 @@ class Worker:
     @property
     def keeps(self) -> bool:
         """Whether clients keep anything between visits."""
-        return bool(len(self._private) or self.work.objective.keeps or (self.first_buffers and not self.published))
+        return bool(len(self._private) or self.work.objective.keeps or self.work.local.keep_state or (self.first_buffers and not self.published))
 
     @property
     def published(self) -> Tensors:
@@ -114,10 +119,14 @@ class Worker:
     @property
     def room(self) -> int:
         """Bytes that the tensors of a message or of its result take."""
-        kept = (
-            len(self.work.objective.keeps) * self.start.nbytes + self._private.nbytes + sum(tensor.nbytes for tensor in self.first_buffers.values())
-        )
-        return self.transfer_bytes + kept + ALIGNED * (3 + len(self.work.objective.sends) + len(self.work.objective.keeps))
+        work, parameters = self.work, len([*self.module.backbone.parameters()])
+        kept = len(work.objective.keeps) * self.start.nbytes + self._private.nbytes + sum(tensor.nbytes for tensor in self.first_buffers.values())
+        tensors = 3 + len(work.objective.sends) + len(work.objective.keeps)
+        if work.local.keep_state:
+            vectors = VECTORS[work.local.optimizer]
+            kept += vectors * self.module.f.point.nbytes
+            tensors += (vectors + 1) * (2 * parameters if work.local.optimizer == "module" else 1)
+        return self.transfer_bytes + kept + ALIGNED * tensors
 
     def model(self, w: Tensor, memory: Tensors) -> Tensor:
         """[shared, private]: the shared model with what the client kept, or with the initial private values."""
@@ -172,11 +181,12 @@ class Worker:
         # Fabric's precision holds for the whole job: one context, not one per step.
         with torch.random.fork_rng(self._devices), self.autocast():
             self._load_statistics(message.client, read, message.read, message.memory, train=True)
-            loss, residual = module.visit(read, work.objective.begin(message.read, message.memory), data.steps(message.visit))
+            loss, residual = module.visit(read, work.objective.begin(message.read, message.memory), data.steps(message.visit), message.memory)
             delta, private = read[:shared] - module.w[:shared], module.w[shared:].clone()
             sent, memory = work.objective.end(whole_gradient, message.memory)
         if len(private):
             memory = {**memory, "private": private}
+        memory = {**memory, **module.optimizer_state}
         self._constants.check()
         if (statistics := module.f.statistics) is not None:
             now = {"buffers": statistics.vector()}
