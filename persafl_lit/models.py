@@ -157,7 +157,7 @@ class Torchvision:
                 _without_batchnorm(network)
             training = network.training
             with torch.no_grad():
-                network.eval()(torch.zeros(1, *shape))
+                network.eval()(torch.zeros(2, *shape))
         except Exception as error:  # torchvision and its layers raise many types; each is about the shape
             raise ConfigError(f"model.arch={self.arch} cannot take images of {'x'.join(map(str, shape[1:]))} pixels: {first_line(error)}") from error
         return network.train(training)
