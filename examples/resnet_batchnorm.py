@@ -12,7 +12,15 @@ import argparse
 import persafl_lit
 
 CIFAR10 = {"data": "cifar10", "model.arch": "resnet18", "clients": 20, "batch_size": 32, "eta": 0.05, "updates": 1000}
-SMALL = {"data": "digits", "model.arch": "shufflenet_v2_x0_5", "clients": 4, "batch_size": 16, "eta": 0.05, "updates": 8, "local_steps": 2}
+SMALL = {
+    "data": "digits",
+    "model.arch": "shufflenet_v2_x0_5",
+    "clients": 3,
+    "updates": 4,
+    "local_steps": 2,
+    "eval.finetune": "none",
+    "tracking.enabled": False,
+}
 
 
 def main() -> None:
