@@ -260,6 +260,21 @@ def own_data() -> dict[str, Any]:
     return seen.medians() | ratios | {f"seconds before training, {name}": statistics.median(values) for name, values in before.items()}
 
 
+def resnet() -> dict[str, Any]:
+    """(11) Whole runs of ResNet-18 with BatchNorm against tight loops of the same network, on MNIST."""
+    settings = ["data=mnist", *MNIST[1:], "clients=10", "model=torchvision", "method=fedasync", "updates=80", *UNEVALUATED]
+    ours = partial(rate, *settings, "tracking.enabled=false", "checkpoint.every=0")
+    loop = partial(evaluations_per_second, "resnet18", "fedasync")
+    seen = turns(
+        own=partial(loop, "ours", CORES, 30.0),
+        run=partial(ours, "model.buffers=local"),
+        plain=partial(loop, "plain", CORES, 30.0),
+        shared=partial(ours, "model.buffers=shared"),
+    )
+    ratios = {f"{above} / {below}": seen.ratio(above, below) for above, below in (("run", "plain"), ("run", "own"), ("shared", "plain"))}
+    return seen.medians() | ratios
+
+
 def startup() -> dict[str, Any]:
     """(8) From the command to its answer, in seconds, and what imports take of it."""
     python = sys.executable
@@ -294,7 +309,9 @@ def startup() -> dict[str, Any]:
     )
 
 
-SECTIONS = {section.__name__: section for section in (gradients, peers, workers, overhead, scaling, timeline, tracking, startup, hooks, own_data)}
+SECTIONS = {
+    section.__name__: section for section in (gradients, peers, workers, overhead, scaling, timeline, tracking, startup, hooks, own_data, resnet)
+}
 
 
 def main(chosen: list[str]) -> int:

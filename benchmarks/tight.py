@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from persafl_lit.models import Torchvision
+
 BATCH, STEPS, INNER, LAM, ALPHA, ETA = 32, 10, 10, 25.0, 0.01, 0.01
 Gradient = Callable[[int], list[Tensor]]
 
@@ -34,7 +36,7 @@ def logistic() -> nn.Sequential:
 class Loop:
     """Local steps of one method, over and over."""
 
-    def __init__(self, network: nn.Sequential, shape: tuple[int, ...], layout: str) -> None:
+    def __init__(self, network: nn.Module, shape: tuple[int, ...], layout: str) -> None:
         self.network = network.train()
         self.parameters = list(network.parameters())
         self.batches = [(torch.randn(BATCH, *shape), torch.randint(10, (BATCH,))) for _ in range(3 * STEPS)]
@@ -97,7 +99,15 @@ class Loop:
         torch._foreach_copy_(self.parameters, start)
 
 
+def resnet18(layout: str) -> nn.Module:
+    """torchvision's, with BatchNorm, for MNIST."""
+    network = Torchvision("resnet18").network((1, 28, 28), 10)
+    return network if layout == "plain" else network.to(memory_format=torch.channels_last)
+
+
 def make(model: str, layout: str) -> Loop:
+    if model == "resnet18":
+        return Loop(resnet18(layout), (1, 28, 28), layout)
     return Loop(logistic(), (1, 8, 8), "plain") if model == "logistic" else Loop(cnn2(layout), (1, 28, 28), layout)
 
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from persafl_lit.buffers import exported
 from persafl_lit.checkpoint import Checkpoint
-from persafl_lit.client import build_backbone, check_backbone
+from persafl_lit.client import build_backbone, build_from_class, check_backbone
 from persafl_lit.config import Config, compose
 from persafl_lit.data.adapters import brings_clients, described
 from persafl_lit.errors import CallbackError, ConfigError, DivergenceError, ModelError, PersaflError, TakenError, located
@@ -64,7 +65,9 @@ class Result:
     federation: Federation | None = field(default=None, repr=False)
     memory: Mapping[int, Tensors] = field(default_factory=dict, repr=False)
     """What each client keeps; clients that keep nothing are not in it."""
-    _state_dict: Callable[[Tensors], dict[str, Tensor]] | None = field(default=None, repr=False)
+    _state_dict: Callable[[Tensors, int], dict[str, Tensor]] | None = field(default=None, repr=False)
+    first_weights: str = ""
+    """A hash of the weights that the run began with. Those of a model that is given as an object are the caller's."""
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -80,9 +83,9 @@ class Result:
         if not 0 <= client < len(self.timeline.arrivals_per_client()) + len(self.points[-1].held_out):
             raise ConfigError(f"client {client} does not exist; clients are numbered from 0")
         shared = self.state_dict()
-        if self._state_dict is None or client not in self.memory:
+        if self._state_dict is None:
             return shared
-        return {name: value.to(shared[name].dtype) for name, value in self._state_dict(self.memory[client]).items()}
+        return {name: value.to(shared[name].dtype) for name, value in self._state_dict(self.memory.get(client, {}), client).items()}
 
     def curves(self) -> dict[str, list[float]]:
         """Columns over the evaluation points: sim_time, updates, accuracy.*, loss.* and what training saw."""
@@ -119,6 +122,7 @@ class Result:
             "holdout": held_out,
             "beside": {rule: _null_for_nan(values) for rule, values in last.beside().items()},
             "evaluations": {"made": len(self.points), "thinned_from": self.thinned_from},
+            "first_weights": self.first_weights,
             "evaluation_share": self.evaluation_share,
             "wall_seconds": self.wall_seconds,
             "notes": list(self.notes),
@@ -128,7 +132,7 @@ class Result:
 
 def run(
     config: Config | Mapping[str, Any] | Iterable[str] = (),
-    model: L.LightningModule | nn.Sequential | None = None,
+    model: L.LightningModule | nn.Sequential | type[L.LightningModule] | None = None,
     *,
     data: Any = None,
     objective: Objective | type[Objective] | None = None,
@@ -145,7 +149,7 @@ def run(
     wait_seconds: float = 0.0,
 ) -> Result:
     """Run one experiment. `config` is a Config, a list of overrides or a dict of them; `model` a backbone of yours,
-    or an nn.Sequential that gives class scores.
+    or an nn.Sequential that gives class scores. An object brings its weights; a class is built from the run's seed.
 
     `data` is yours: a list with one entry per client (a Dataset, which is split by the config's shares, a tuple or dict of train, val and
     test, or a LightningDataModule); one Dataset or arrays (x, y), dealt by `data.partition`; the same with the client of each sample,
@@ -162,7 +166,8 @@ def run(
     config = config.with_parts(**{name: part for name, part in parts.items() if part is not None})
     if model is not None:
         layers = {"layers": [" ".join(str(layer).split()) for layer in model]} if type(model) is nn.Sequential else {}
-        config = config.with_model(f"{type(model).__module__}.{type(model).__qualname__}", layers)
+        cls = model if isinstance(model, type) else type(model)
+        config = config.with_model(f"{cls.__module__}.{cls.__qualname__}", layers)
     if data is not None:
         config = config.with_data(described(data), brings_clients(data))
     with quiet_single_threaded_torch(), exits_refused():
@@ -173,7 +178,7 @@ def run(
             raise ConfigError(f"no update arrives by horizon={config.horizon:g}; raise it")
         rule = config.rule(federation.trained(), timeline)
         if model is not None:
-            backbone = check_backbone(model, federation)
+            backbone = build_from_class(model, federation, config.seed) if isinstance(model, type) else check_backbone(model, federation)
         else:
             backbone = build_backbone(config.build("model"), federation, config.seed, config.allow_code)
         tracker = _tracker(config, run_id, tags, should_stop)
@@ -186,7 +191,7 @@ def run(
 
         def build_model(state: State) -> L.LightningModule:
             trained = _copied(backbone)
-            trained.load_state_dict(worker.state_dict(state.w))
+            trained.load_state_dict(worker.state_dict(state.model, exported(state)))
             return trained
 
         with _checkpoint(config, resume, wait_seconds) as checkpoint, _executor(config, worker, len(timeline)) as executor:
@@ -233,7 +238,8 @@ def run(
                     len(wanted) if len(moments) < len(wanted) else None,
                     federation,
                     {client: slot.tensors for client, slot in experiment.state.memories.items()},
-                    functools.partial(worker.state_dict, experiment.state.w),
+                    functools.partial(worker.state_dict, experiment.state.model) if worker.keeps else None,
+                    worker.digest,
                 )
                 experiment.call("on_run_end", result=result)
             if checkpoint:
@@ -323,6 +329,8 @@ def work_of(config: Config, federation: Federation, backbone: L.LightningModule)
         config.clip,
         config.sharing(),
         config.derivatives,
+        config.buffers(),
+        config.local,
     )
 
 

@@ -1,12 +1,13 @@
 """A client: Q local steps of an objective around a backbone, as a LightningModule.
 
 A *backbone* is any LightningModule whose `training_step(batch, batch_idx)` returns a loss; where accuracy is wanted, its
-`forward(inputs)` gives class scores. The method fixes the optimiser, so a backbone's `configure_optimizers` is not used.
+`forward(inputs)` gives class scores. Its `configure_optimizers` is used only with `local.optimizer=module`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import lightning as L
@@ -19,10 +20,11 @@ from persafl_lit.backprop import plain_layers, untouched
 from persafl_lit.data import Federation, Quadratics
 from persafl_lit.data.federation import IGNORED, Batch
 from persafl_lit.errors import ConfigError, ModelError, located, shown
-from persafl_lit.loss import FlatLoss, class_dimension, refuse_float_buffers
+from persafl_lit.loss import FlatLoss, class_dimension
 from persafl_lit.messages import Tensors
 from persafl_lit.models import Custom, Point
 from persafl_lit.objectives import Objective, Step
+from persafl_lit.optimizers import Local, restore, state_of
 from persafl_lit.plugins import exits_refused, import_path
 from persafl_lit.streams import torch_seed
 
@@ -115,6 +117,17 @@ def _network_for(model: Any, federation: Federation) -> L.LightningModule:
     return CLASSIFIERS[task](model.network(shape, classes))
 
 
+def build_from_class(cls: type[L.LightningModule], federation: Federation, seed: int) -> L.LightningModule:
+    """A backbone of the user's class, with weights named by the seed."""
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed(torch_seed(seed, "init"))
+        try:
+            made = cls()
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
+            raise ModelError(f"cannot build the model {cls.__name__} without arguments: {located(error)}") from error
+    return check_backbone(made, federation)
+
+
 def _import_backbone(model: Custom, federation: Federation, allow_code: bool) -> L.LightningModule:
     if not allow_code:
         raise ConfigError(f"model.path={model.path} runs code from outside persafl_lit; pass allow_code=true if you trust it")
@@ -139,7 +152,6 @@ def check_backbone(backbone: Any, federation: Federation | None = None) -> L.Lig
         raise ConfigError(f"the model must be a LightningModule whose training_step returns a loss; got {type(backbone).__name__}")
     if type(backbone).training_step is L.LightningModule.training_step:
         raise ConfigError(f"{type(backbone).__name__} has no training_step(batch, batch_idx) that returns a loss")
-    refuse_float_buffers(backbone)
     return backbone
 
 
@@ -163,6 +175,7 @@ class ClientModule(L.LightningModule):
         *,
         private: Collection[str] = (),
         derivatives: str = "auto",
+        local: Local | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -173,18 +186,23 @@ class ClientModule(L.LightningModule):
         self.clip = clip
         self.private = private
         self.derivatives = derivatives
+        self.local = local or Local()
+        self.optimizer_state: Tensors = {}
+        """What the last visit's optimizer left, where clients keep that."""
+        self.statistics: Collection[str] | None = None
+        """Buffers that training changes; None is all that there are."""
         # A backbone may call self.log; a job's metrics are returned instead (one database call per step is too dear).
         backbone.log = backbone.log_dict = _ignore  # type: ignore[method-assign,assignment]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Called once the backbone is where it will be trained: its parameters become one vector."""
         self.flatten()
-        return torch.optim.SGD([self.w], lr=self.eta)
+        return self.local.build(self.w, self.eta, self.backbone)
 
     def flatten(self) -> None:
         """The backbone's parameters as one vector w, and the place where each visit begins."""
         layers = _layers(self.backbone) if self.derivatives == "auto" else ()
-        self.f = FlatLoss(self.backbone, self.smoothness, layers, self.private)
+        self.f = FlatLoss(self.backbone, self.smoothness, layers, self.private, self.statistics)
         self.w = self.f.point.clone() if self.objective.moves else self.f.point
         self.read = self.w.clone()
         self.given: Tensors = {}
@@ -196,6 +214,7 @@ class ClientModule(L.LightningModule):
     def training_step(self, batch: Sequence[Batch], batch_idx: int) -> Tensor:
         """Algorithm 2, one local step. Returns the loss where the step began, or near it."""
         self.f.losses.clear()
+        self.f.keep_statistics = True
         self.gradient = self.objective.gradient(self.f, Step(self.w, self.read, batch, self.given))
         if not isinstance(self.gradient, Tensor) or self.gradient.shape != self.w.shape or not self.f.losses:
             raise ValueError(_wrong_gradient(self.objective, self.gradient, self.w))
@@ -203,7 +222,10 @@ class ClientModule(L.LightningModule):
         if self._optimizer is None:
             self.w.add_(gradient, alpha=-self.eta)  # what the optimizer does, without its bookkeeping
         else:
-            self.w.grad = gradient
+            if self.local.optimizer == "module":
+                self.f.set_gradients(gradient)
+            else:
+                self.w.grad = gradient
             self._optimizer.step()
         return self.f.losses[0]
 
@@ -213,14 +235,22 @@ class ClientModule(L.LightningModule):
         self._optimizer = None
         self.f.at(self.w)
 
-    def visit(self, read: Tensor, given: Tensors, steps: Sequence[Sequence[Batch]]) -> tuple[float, float | None]:
+    def visit(
+        self, read: Tensor, given: Tensors, steps: Sequence[Sequence[Batch]], memory: Tensors = MappingProxyType({})
+    ) -> tuple[float, float | None]:
         """Algorithm 2, lines 3 to 12: a whole job. Afterwards `self.w` is w_{i,Q}. Returns the mean loss and the last step's residual."""
         self.read, self.given = read, given
         self.w.copy_(read)
         self.backbone.train()
+        if not self.local.plain:
+            self._optimizer = self.local.build(self.w, self.eta, self.backbone)
+            restore(self._optimizer, memory)
         firsts = [self.training_step(batches, step) for step, batches in enumerate(steps[:-1])]
         stood = self.w.clone()
         firsts.append(self.training_step(steps[-1], len(steps) - 1))
+        if self._optimizer is not None:
+            self.optimizer_state = state_of(self._optimizer) if self.local.keep_state else {}
+            self._optimizer = self.w.grad = None
         residual = self.objective.residual(self.f, Step(stood, read, steps[-1], given), self.gradient)
         return float(torch.stack(firsts).double().mean()), residual
 

@@ -21,11 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from persafl_lit.buffers import Buffers
 from persafl_lit.data import DATASETS, CustomData
 from persafl_lit.errors import ConfigError, PersaflError, TimelineError, closest, located, shown
 from persafl_lit.limits import MOST_CLIENTS, MOST_STEPS, MOST_VISITS, MOST_WORKERS, at_most
 from persafl_lit.nested import GROUPS, flatten, get, put
 from persafl_lit.objectives import OBJECTIVES, Moreau, Objective
+from persafl_lit.optimizers import Local
 from persafl_lit.plugins import exits_refused
 from persafl_lit.registry import TABLES as REGISTRY
 from persafl_lit.registry import is_class, make, make_listed, record, resolve, same, source_of
@@ -105,6 +107,8 @@ class Config:
     """Callbacks by entry point or package.module.Class; with arguments, `{name: package.module.Class, patience: 3}`."""
     loggers: tuple[str | dict[str, Any], ...] = ()
     """Lightning's loggers beside MLflow: `csv`, `tensorboard`, an entry point or package.module.Class, as `{name: csv, save_dir: logs}`."""
+    local: Local = field(default_factory=Local)
+    """The optimizer of local steps."""
     eval: Eval = field(default_factory=Eval)
     """Evaluation."""
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
@@ -152,7 +156,9 @@ class Config:
 
     def with_model(self, path: str, args: Mapping[str, Any]) -> Config:
         """The same run around a model that was passed from Python: recorded, and told from others, by its class and `args`."""
-        return dataclasses.replace(self, model={"name": "custom", "path": path, "args": dict(args)})
+        return dataclasses.replace(
+            self, model={"name": "custom", "path": path, "args": dict(args), **{key: self.model[key] for key in keys(Buffers)}}
+        )
 
     def with_data(self, path: str, brings_clients: bool) -> Config:
         """The same run on data that was passed from Python; its digest is part of the run's identity. Settings of the deal are kept."""
@@ -237,6 +243,9 @@ class Config:
     def sharing(self) -> Sharing:
         return construct(Sharing, {key: self.method[key] for key in keys(Sharing)}, "method")
 
+    def buffers(self) -> Buffers:
+        return construct(Buffers, {key: self.model[key] for key in keys(Buffers)}, "model")
+
     def rule(self, clients: int, timeline: Timeline) -> Rule:
         cls = resolve("method.rule", self.method["rule"], self.allow_code)
         values = {key: self.method[key] for key in keys(cls)}
@@ -252,7 +261,7 @@ class Config:
                 "scaffold and control_variates, and others of their kind, go together or not at all"
             )
         rule.check(timeline)
-        return rule
+        return self.buffers().around(rule, clients)
 
     def _cohort(self, timeline: Timeline) -> int:
         """method.buffer=cohort: the size of a round, from the schedule or from a replayed file."""
@@ -321,7 +330,7 @@ class Config:
         """The object that a group's dict describes."""
         values = self.eval.finetune if group == "eval.finetune" else getattr(self, group)
         cls = resolve(group, values["name"], self.allow_code)
-        return make(cls, {key: value for key, value in values.items() if key != "name"}, group)
+        return make(cls, {key: value for key, value in values.items() if key in keys(cls)}, group)
 
 
 SECTIONS = {*GROUPS, *(key for key, hint in hints(Config).items() if dataclasses.is_dataclass(hint))}
@@ -378,6 +387,8 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[st
     config = construct(Config, values, "")
     config.objective()
     config.sharing()
+    config.buffers()
+    config.local.check(config.objective())
     return config
 
 
@@ -459,15 +470,16 @@ def _typed(key: str, values: Mapping[str, Any], allow_code: bool) -> dict[str, A
 def _classes(key: str, values: Mapping[str, Any], allow_code: bool) -> list[type]:
     """The classes that own a group's keys."""
     if key != "method":
-        return [resolve(key, values["name"], allow_code)]
+        return [resolve(key, values["name"], allow_code), *([Buffers] if key == "model" else [])]
     parts = coerced(Method, {name: values[name] for name in keys(Method) if name in values}, key)
     return [Method, *(resolve(f"method.{name}", parts[name], allow_code) for name in ("objective", "rule")), Sharing]
 
 
 def without(values: Mapping[str, Any], path: Sequence[str], usual: Any) -> dict[str, Any]:
-    """The values without the key at `path`, if it is there and has this value."""
+    """The values without the key at `path`, if it is there and has this value, and without a section that is left empty."""
     first, *rest = path
     if first not in values or (not rest and values[first] != usual):
         return dict(values)
     left = {key: value for key, value in values.items() if key != first}
-    return {**left, first: without(values[first], rest, usual)} if rest else left
+    inside = without(values[first], rest, usual) if rest else {}
+    return {**left, first: inside} if inside else left

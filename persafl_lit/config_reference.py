@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from persafl_lit import limits
+from persafl_lit.buffers import Buffers
 from persafl_lit.config import SECTIONS, TABLES, Config, choices
 from persafl_lit.nested import GROUPS
 from persafl_lit.objectives import OBJECTIVES
@@ -64,7 +65,8 @@ def page() -> str:
     for group, table in TABLES.items():
         rows = [(f"`{name}`", line, *map(_settings, _content(name, group))) for name, line in choices(GROUPS[group], OURS).items()]
         parts += [f"## `{group}=`", _table(("choice", "what it is", "also sets", "brings"), rows)]
-        parts += [_table(("key", "of", "type", "default", "meaning"), _shared_rows(group, table))]
+        shared = {**table, **({"every model": Buffers} if group == "model" else {})}
+        parts += [_table(("key", "of", "type", "default", "meaning"), _shared_rows(group, shared))]
     described = [(f"`{name}`", line) for name, line in choices("experiment", OURS).items()]
     return "\n\n".join([*parts, "## `experiment=`", _table(("choice", "what it is"), described), BOTTOM]) + "\n"
 

@@ -6,6 +6,7 @@ only training data; validation and test splits are only ever measured.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from persafl_lit.data.federation import IGNORED, SPLITS, Batch, Federation, Split
 from persafl_lit.errors import ConfigError
@@ -186,10 +188,11 @@ def evaluate_client(
     """Fine-tune one client from w by each rule and measure; nothing it does changes w. The first rule is the common one."""
     shared = measure_both(client.f, federation, number, w)
     own = {}
+    join = client.f.statistics is not None
     for name, rule in rules.items():
         client.backbone.train()
         batches = federation.batches(number, "finetune", 0, rule.steps, batch_size, seed) if rule.steps else []
-        whole = whole_batches(federation, number, batch_size, seed) if rule.full else []
+        whole = whole_batches(federation, number, batch_size, seed, join) if rule.full else []
         theta = rule.personalise(client, w, batches, whole)
         own[name] = shared if theta is w else measure_both(client.f, federation, number, theta)
     client.f.losses.clear()
@@ -203,9 +206,24 @@ def measure_both(f: FlatLoss, federation: Federation, client: int, w: Tensor) ->
     return Measured(val_accuracy, test_accuracy, val_loss, test_loss)
 
 
-def whole_batches(federation: Federation, client: int, batch_size: int, seed: int) -> list[tuple[Batch, int]]:
-    """All of a client's training data in batches, with the number of samples in each."""
-    chunks = federation.whole(client, "train", batch_size)
+def average_statistics(client: ClientModule, federation: Federation, number: int, w: Tensor, batch_size: int, seed: int) -> None:
+    """The statistics (BatchNorm's) of w on a client's training data, for one that has none of its own."""
+    assert client.f.statistics is not None
+    client.backbone.train()
+    with client.f.statistics.averaging():
+        for batch, _ in whole_batches(federation, number, batch_size, seed, join=True):
+            client.f.update_statistics(w, batch)
+
+
+def whole_batches(federation: Federation, client: int, batch_size: int, seed: int, join: bool = False) -> list[tuple[Batch, int]]:
+    """All of a client's training data in batches, with the number of samples in each.
+
+    With `join`, a last batch of one sample, which BatchNorm refuses, is joined to the one before.
+    """
+    chunks = list(federation.whole(client, "train", batch_size))
+    if join and len(chunks) > 1 and chunks[-1][1] == 1:
+        (data, count), (last, _) = chunks[-2:]
+        chunks[-2:] = [(tree_map(lambda *parts: torch.cat(parts), data, last), count + 1)]
     return [(Batch(data, torch_seed(seed, "mask whole", client, chunk)), count) for chunk, (data, count) in enumerate(chunks)]
 
 
@@ -214,7 +232,7 @@ def measure(f: FlatLoss, federation: Federation, client: int, split: Split, w: T
     f.at(w)
     f.backbone.eval()
     loss = hits = answers = total = 0.0
-    with torch.no_grad():
+    with torch.no_grad(), f.statistics.unchanged() if f.statistics else contextlib.nullcontext():
         for data, count in federation.whole(client, split, CHUNK):
             chunk_loss, chunk_hits, chunk_answers = _loss_and_hits(f.backbone, data)
             loss, hits, answers, total = loss + chunk_loss * count, hits + chunk_hits, answers + chunk_answers, total + count

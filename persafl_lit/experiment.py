@@ -119,7 +119,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         worker = self.executor.worker
-        self.state = State(worker.start)
+        self.state = State(worker.start, kept=dict(worker.published))
         self.points: list[Point] = []
         self.tally = Tally()
         self.open: list[OpenPoint] = []
@@ -151,9 +151,7 @@ class Experiment:
 
     def identify(self, *parts: str) -> str:
         """A name for exactly this computation: the config's hash and what the config only points at."""
-        worker = self.executor.worker
-        first = worker.model(worker.start, {}).double().cpu().numpy().tobytes()
-        seen = json.dumps([*parts, self.timeline.digest(), hashlib.sha256(first).hexdigest()])
+        seen = json.dumps([*parts, self.timeline.digest(), self.executor.worker.digest])
         self._identity = hashlib.sha256(seen.encode()).hexdigest()
         return self._identity
 
@@ -397,13 +395,14 @@ class Experiment:
 
     def _alike(self, state: State, other: State) -> bool:
         """Whether the evaluated clients would be evaluated from the same model and memory."""
-        return state.w is other.w and all(state.memory(client).visit == other.memory(client).visit for client in self.evaluated)
+        same = all(tensor is other.model.get(name) for name, tensor in state.model.items())
+        return same and all(state.memory(client).visit == other.memory(client).visit for client in self.evaluated)
 
     def _rules(self) -> tuple[str, ...]:
         return tuple(self.executor.worker.work.finetune)
 
     def _evaluate(self, state: State, rules: tuple[str, ...]) -> Evaluation:
-        read = {"w": state.w}
+        read = state.model
         slots = {client: state.memory(client) for client in self.evaluated}
         messages = [Evaluate(client, rules, read, slot.tensors) for client, slot in slots.items()]
         return self.executor.evaluate(messages, state.arrivals, self._trained() if self.measure_gradient else 0)

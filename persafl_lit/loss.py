@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from persafl_lit import backprop
 from persafl_lit.data.federation import Batch
 from persafl_lit.errors import ConfigError
+from persafl_lit.statistics import Statistics
 
 
 class FlatLoss:
@@ -20,7 +23,12 @@ class FlatLoss:
     2-d convolutions lie in channels_last order, which is faster on CPUs (and rounds otherwise than the usual order). The order of
     `point` is [shared, private], each in the order of `backbone.parameters()`; it is part of the checkpoint format. If f is the
     cross-entropy of plain `layers` and nothing else, derivatives go through these by hand; else autograd finds them.
+
+    `statistics` are the buffers that training changes, by default all there are. The next evaluation after `keep_statistics = True`
+    changes them; every other one restores them, so f(.; D) is a function of w.
     """
+
+    keep_statistics = False
 
     def __init__(
         self,
@@ -28,8 +36,8 @@ class FlatLoss:
         smoothness: float | None = None,
         layers: Sequence[nn.Module] = (),
         private: Collection[str] = (),
+        statistics: Collection[str] | None = None,
     ) -> None:
-        refuse_float_buffers(backbone)
         self.backbone = backbone
         self.smoothness = smoothness
         self._layers = layers
@@ -54,6 +62,8 @@ class FlatLoss:
         for parameter, value in zip(self._parameters, self._views(self.point), strict=True):
             value.copy_(parameter.detach())
             parameter.data = value
+        changing = [name for name, _ in backbone.named_buffers()] if statistics is None else statistics
+        self.statistics = Statistics(backbone, changing) if changing else None
 
     def _views(self, vector: Tensor) -> Iterator[Tensor]:
         """A vector's part for each parameter, in the backbone's order."""
@@ -76,7 +86,8 @@ class FlatLoss:
         """grad f(w; D), in a buffer that the next evaluation overwrites."""
         self.at(w)
         self._seed(batch.mask)
-        self.losses.append(self._by_hand(batch) if self._plain else self._by_autograd(batch))
+        with self._pass():
+            self.losses.append(self._by_hand(batch) if self._plain else self._by_autograd(batch))
         self.evaluations += 1
         return self._gradient
 
@@ -91,8 +102,28 @@ class FlatLoss:
             inputs, labels = batch.data
             backprop.hessian_vector(self._layers, inputs, labels, self._views(u), slopes)
         else:
-            torch._foreach_copy_(slopes, self._double_backward(u, batch))
+            with self._pass():
+                torch._foreach_copy_(slopes, self._double_backward(u, batch))
         return product
+
+    def set_gradients(self, gradient: Tensor) -> None:
+        """Let every parameter's `grad` be its part of this vector."""
+        if gradient is not self._gradient:
+            self._gradient.copy_(gradient)
+        for parameter, part in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = part
+
+    def update_statistics(self, w: Tensor, batch: Batch) -> None:
+        """A forward pass in training, for what it does to the statistics."""
+        self.at(w)
+        self._seed(batch.mask)
+        with torch.no_grad():
+            step_loss(self.backbone, batch.data)
+
+    def _pass(self) -> AbstractContextManager[None]:
+        """The context of an evaluation: outside the first one of a local step, statistics stay as they are."""
+        keep, self.keep_statistics = self.keep_statistics, False
+        return nullcontext() if keep or self.statistics is None else self.statistics.unchanged()
 
     @property
     def _plain(self) -> bool:
@@ -143,11 +174,15 @@ def step_loss(backbone: nn.Module, data: Any) -> Tensor:
     return loss
 
 
-def refuse_float_buffers(backbone: nn.Module) -> None:
-    """Running statistics are state outside w: no rule of the paper says how a server would combine them."""
-    for name, buffer in backbone.named_buffers():
-        if buffer.is_floating_point():
-            raise ConfigError(
-                f"the model keeps the float buffer {name!r} (BatchNorm does that); such state is neither trained nor sent, "
-                "so use GroupNorm or LayerNorm, or BatchNorm with track_running_stats=False"
-            )
+def changing_buffers(backbone: nn.Module, batch: Batch) -> list[str]:
+    """The buffers that a training step changes; it is tried on a copy."""
+    trial = copy.deepcopy(backbone).train()
+    before = {name: (buffer, buffer._version, buffer.clone()) for name, buffer in trial.named_buffers()}
+    step_loss(trial, batch.data)
+    after = dict(trial.named_buffers())
+
+    def same(name: str, buffer: Tensor, version: int, value: Tensor) -> bool:
+        # BatchNorm's kernels change values without counting a version.
+        return after.get(name) is buffer and buffer._version == version and torch.equal(buffer, value)
+
+    return [name for name, about in before.items() if not same(name, *about)]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from persafl_lit.errors import ConfigError, shown
+from persafl_lit.errors import ConfigError, closest, first_line, shown
 from persafl_lit.limits import MOST_LAYERS, MOST_WEIGHTS
 
 if TYPE_CHECKING:
@@ -123,6 +123,47 @@ class Logistic:
 
 
 @dataclass(frozen=True)
+class Torchvision:
+    """A classification network of torchvision, with first weights of its own and its first convolution for the data's channels."""
+
+    arch: str = "resnet18"
+    """Its name in torchvision: resnet18, mobilenet_v3_small, efficientnet_b0, vit_b_16, ..."""
+    norm: Literal["batch", "group"] = "batch"
+    """`group` puts GroupNorm, with gcd(32, channels) groups, in the place of every BatchNorm2d."""
+
+    def network(self, shape: Shape, classes: int) -> nn.Module:
+        import torch
+        from torchvision import models
+
+        known = models.list_models(module=models)
+        if self.arch not in known:
+            raise ConfigError(
+                f"unknown model.arch {shown(self.arch)}; torchvision has {len(known)} classification networks.{closest(self.arch, known)}"
+            )
+        if len(shape) != 3:
+            raise ConfigError(f"model.arch={self.arch} needs images (channels, height, width); this data has the shape {shape}")
+        _check_weights(next(iter(models.get_model_weights(self.arch))).meta["num_params"] - 1000 * 1001)  # theirs are for 1000 classes
+        more: dict[str, Any] = {}
+        if self.arch in ("googlenet", "inception_v3"):
+            more = {"aux_logits": False, "init_weights": True}
+        elif self.arch.startswith("vit"):
+            more = {"image_size": shape[1]}
+        elif self.arch.startswith("maxvit"):
+            more = {"input_size": shape[1:]}
+        try:
+            network: nn.Module = models.get_model(self.arch, weights=None, num_classes=classes, **more)
+            _take_channels(network, shape[0])
+            if self.norm == "group":
+                _without_batchnorm(network)
+            training = network.training
+            with torch.no_grad():
+                network.eval()(torch.zeros(2, *shape))
+        except Exception as error:  # torchvision and its layers raise many types; each is about the shape
+            raise ConfigError(f"model.arch={self.arch} cannot take images of {'x'.join(map(str, shape[1:]))} pixels: {first_line(error)}") from error
+        return network.train(training)
+
+
+@dataclass(frozen=True)
 class Point:
     """The vector w itself, for data=quadratic."""
 
@@ -137,7 +178,7 @@ class Custom:
     """What its constructor takes: `model.args.width=64`."""
 
 
-MODELS = {"cnn2": Cnn2, "cnn3": Cnn3, "mlp": Mlp, "logistic": Logistic, "point": Point, "custom": Custom}
+MODELS = {"cnn2": Cnn2, "cnn3": Cnn3, "mlp": Mlp, "logistic": Logistic, "torchvision": Torchvision, "point": Point, "custom": Custom}
 
 
 def _dense(inside: int, hidden: tuple[int, ...], classes: int, dropout: float) -> list[nn.Module]:
@@ -151,6 +192,26 @@ def _dense(inside: int, hidden: tuple[int, ...], classes: int, dropout: float) -
         layers += [Dropout(dropout), nn.Linear(inside, outside), nn.ReLU()]
         inside = outside
     return [*layers, Dropout(dropout), nn.Linear(inside, classes)]
+
+
+def _take_channels(network: nn.Module, channels: int) -> None:
+    """Replace the first convolution by one of the same kind for so many channels."""
+    from torch import nn
+
+    name, first = next((name, layer) for name, layer in network.named_modules() if isinstance(layer, nn.Conv2d))
+    if first.in_channels != channels:
+        sides: Any = {"stride": first.stride, "padding": first.padding, "dilation": first.dilation, "bias": first.bias is not None}
+        network.set_submodule(name, nn.Conv2d(channels, first.out_channels, first.kernel_size, **sides))  # type: ignore[arg-type]
+    if getattr(network, "transform_input", False):
+        network.transform_input = False  # type: ignore[assignment]  # which is for three channels
+
+
+def _without_batchnorm(network: nn.Module) -> None:
+    from torch import nn
+
+    for name, layer in [*network.named_modules()]:
+        if isinstance(layer, nn.BatchNorm2d):
+            network.set_submodule(name, nn.GroupNorm(math.gcd(32, layer.num_features), layer.num_features))
 
 
 def _initialised(network: nn.Module, init: str) -> nn.Module:

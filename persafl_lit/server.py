@@ -44,6 +44,11 @@ class State:
     memories: dict[int, Slot] = field(default_factory=dict)
     """What each client keeps between visits; a client that is not here starts from the initial private values."""
 
+    @property
+    def model(self) -> Tensors:
+        """What is evaluated: the shared model, and the statistics (BatchNorm's) that are shared with it."""
+        return {"w": self.w, **{name: self.kept[name] for name in ("buffers",) if name in self.kept}}
+
     def snapshot(self) -> State:
         """This moment, whatever happens to the state later."""
         return replace(self, kept=dict(self.kept), memories=dict(self.memories))

@@ -10,7 +10,19 @@ from persafl_lit.errors import ConfigError, shown
 from persafl_lit.limits import MOST_SECONDS, at_most
 
 LONGEST_NAME = 250
-ADDED: dict[str, Any] = {"derivatives": "auto", "delays.per_gradient": 0.0, "method.private": ["none"], "model.init": "torch", "callbacks": []}
+ADDED: dict[str, Any] = {
+    "derivatives": "auto",
+    "delays.per_gradient": 0.0,
+    "method.private": ["none"],
+    "model.init": "torch",
+    "model.buffers": "local",
+    "model.buffers_mix": None,
+    "local.optimizer": "sgd",
+    "local.momentum": None,
+    "local.weight_decay": 0.0,
+    "local.keep_state": False,
+    "callbacks": [],
+}
 """Keys that 0.1 did not have, with the value that means what it did: they are no part of a run's hash then."""
 ADDED_BESIDE = {
     "derivatives": "seed",
@@ -18,6 +30,12 @@ ADDED_BESIDE = {
     "method.private": "method.name",
     "model.init": "model.hidden",
     "callbacks": "seed",
+    "model.buffers": "model.name",
+    "model.buffers_mix": "model.name",
+    "local.optimizer": "seed",
+    "local.momentum": "seed",
+    "local.weight_decay": "seed",
+    "local.keep_state": "seed",
 }
 """For each of them, a key of 0.1 that only the runs have to which it applies."""
 

@@ -196,19 +196,6 @@ def test_a_class_path_that_leads_nowhere_is_refused(own, path, why):
         run([*SMALL, "model=custom", f"model.path={path}", "allow_code=true"])
 
 
-def test_float_buffers_are_refused():
-    class Normed(L.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.bn = nn.BatchNorm1d(3)
-
-        def training_step(self, batch, batch_idx):
-            return None
-
-    with pytest.raises(ConfigError, match=r"float buffer 'bn.running_mean' \(BatchNorm"):
-        run(SMALL, model=Normed())
-
-
 def test_what_is_no_backbone_is_refused():
     class Lossless(L.LightningModule):
         def __init__(self):

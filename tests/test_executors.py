@@ -124,7 +124,9 @@ class Broken(L.LightningModule):
 
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 def test_a_model_that_fails_is_said_in_one_sentence_with_the_place(executor):
-    with pytest.raises(ModelError, match=r"client \d+ cannot be \w+: Broken fails: RuntimeError: .* \(test_executors.py, line \d+\); set PERSAFL_TRACEBACK=1"):
+    with pytest.raises(
+        ModelError, match=r"client \d+ cannot be \w+: Broken fails: RuntimeError: .* \(test_executors.py, line \d+\); set PERSAFL_TRACEBACK=1"
+    ):
         run([*SMALL, "method=fedasync", f"executor={executor}"], Broken())
 
 

@@ -1042,7 +1042,8 @@ def test_runs_of_0_1_are_reported_together_with_todays(tmp_path, capsys):
         content = json.loads(file.read_text())
         if content["summary"]["run_id"] in {result.run_id for result in old}:
             config = content["summary"]["config"]
-            del config["derivatives"], config["delays"]["per_gradient"], config["method"]["private"]
+            del config["derivatives"], config["delays"]["per_gradient"], config["method"]["private"], config["local"]
+            del config["model"]["buffers"], config["model"]["buffers_mix"]
             config["method"] |= {"rule": "separate"} if config["method"]["name"] == "local" else {}
             file.write_text(json.dumps(content))
     records = Store(store_uri(None)).records("old")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,14 +12,18 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from persafl_lit.buffers import Buffers
 from persafl_lit.client import ClientDataModule, ClientModule
 from persafl_lit.data.federation import Federation
-from persafl_lit.errors import ConfigError, first_line
-from persafl_lit.evaluate import Scores, evaluate_client, whole_batches
+from persafl_lit.errors import ConfigError, ModelError, PersaflError, first_line, located
+from persafl_lit.evaluate import Scores, average_statistics, evaluate_client, whole_batches
 from persafl_lit.finetune import Finetune
+from persafl_lit.loss import changing_buffers
 from persafl_lit.messages import CostGradient, Evaluate, Gradient, Message, Tensors, Train, Update
 from persafl_lit.objectives import Maml, Moreau, Objective, Step
+from persafl_lit.optimizers import VECTORS, Local
 from persafl_lit.sharing import Sharing
+from persafl_lit.statistics import Constants
 
 PRECISIONS: dict[str, torch.dtype] = {
     "32-true": torch.float32,
@@ -51,6 +56,8 @@ class Work:
     clip: float | None = None
     sharing: Sharing = field(default_factory=Sharing)
     derivatives: str = "auto"
+    buffers: Buffers = field(default_factory=Buffers)
+    local: Local = field(default_factory=Local)
 
 
 class Worker:
@@ -66,13 +73,29 @@ class Worker:
         private = work.sharing.names(backbone)
         if private and work.objective.keeps:
             raise ConfigError("an objective that keeps vectors of the model's size (scaffold) shares the whole model: leave method.private at none")
-        choices: Any = {"private": private, "derivatives": work.derivatives}
+        work.local.check(work.objective)
+        choices: Any = {"private": private, "derivatives": work.derivatives, "local": work.local}
         self.module = ClientModule(backbone, work.objective, work.eta, work.federation.smoothness, work.clip, **choices)
+        self._devices = [] if fabric.device.type == "cpu" else [fabric.device]
+        changing = self._changing_buffers()
+        if changing and work.buffers.buffers == "refuse":
+            raise ConfigError(
+                f"training changes the model's buffer {changing[0]!r} (BatchNorm does that), and model.buffers=refuse; use local or shared, "
+                "GroupNorm or LayerNorm, or BatchNorm with track_running_stats=False"
+            )
+        self.module.statistics = changing
         self.module.flatten()
+        if not work.local.plain:  # what is wrong with it is told before anything starts
+            work.local.build(self.module.w, work.eta, backbone)
+        self._constants = Constants(backbone, changing)
+        statistics = self.module.f.statistics
+        self.first_buffers: Tensors = {} if statistics is None else {"buffers": statistics.start}
+        """The first values of buffers that training changes; nothing where there are none."""
         self.start = self.module.f.point[: self.module.f.shared].clone()
         """The shared part of the backbone's first weights, as one vector."""
         self._private = self.module.f.point[self.module.f.shared :].clone()
-        self._devices = [] if fabric.device.type == "cpu" else [fabric.device]
+        self.digest = self._digest()
+        """A hash of the first weights, and of what else the backbone holds."""
         if isinstance(work.objective, Maml) and work.objective.differences and work.precision.startswith("bf16"):
             raise ConfigError(f"method.hvp={work.objective.hvp} drowns in the rounding of precision={work.precision}; use exact or first_order")
         if isinstance(work.objective, Moreau):
@@ -81,22 +104,64 @@ class Worker:
     @property
     def keeps(self) -> bool:
         """Whether clients keep anything between visits."""
-        return bool(len(self._private) or self.work.objective.keeps)
+        return bool(len(self._private) or self.work.objective.keeps or self.work.local.keep_state or (self.first_buffers and not self.published))
+
+    @property
+    def published(self) -> Tensors:
+        """What the server begins with beside the shared model."""
+        return self.first_buffers if self.work.buffers.buffers == "shared" else {}
 
     @property
     def transfer_bytes(self) -> int:
         """Of one download, and of one upload."""
-        return self.start.nbytes * (1 + len(self.work.objective.sends))
+        return self.start.nbytes * (1 + len(self.work.objective.sends)) + sum(tensor.nbytes for tensor in self.published.values())
 
     @property
     def room(self) -> int:
         """Bytes that the tensors of a message or of its result take."""
-        kept = len(self.work.objective.keeps) * self.start.nbytes + self._private.nbytes
-        return self.transfer_bytes + kept + ALIGNED * (2 + len(self.work.objective.sends) + len(self.work.objective.keeps))
+        work, parameters = self.work, len([*self.module.backbone.parameters()])
+        kept = len(work.objective.keeps) * self.start.nbytes + self._private.nbytes + sum(tensor.nbytes for tensor in self.first_buffers.values())
+        tensors = 3 + len(work.objective.sends) + len(work.objective.keeps)
+        if work.local.keep_state:
+            vectors = VECTORS[work.local.optimizer]
+            kept += vectors * self.module.f.point.nbytes
+            tensors += (vectors + 1) * (2 * parameters if work.local.optimizer == "module" else 1)
+        return self.transfer_bytes + kept + ALIGNED * tensors
 
     def model(self, w: Tensor, memory: Tensors) -> Tensor:
         """[shared, private]: the shared model with what the client kept, or with the initial private values."""
         return torch.cat([w, memory.get("private", self._private)]) if len(self._private) else w
+
+    def _changing_buffers(self) -> list[str]:
+        """Found in a training step of client 0."""
+        if next(self.module.backbone.buffers(), None) is None:
+            return []
+        try:
+            (batch,) = self.federation.batches(0, "D", 0, 1, self.work.batch_size, self.work.seed)
+            with torch.random.fork_rng(self._devices), self.autocast():
+                return changing_buffers(self.module.backbone, batch)
+        except PersaflError:
+            raise
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
+            raise ModelError(f"client 0 cannot be trained: {located(error)}") from error
+
+    def _digest(self) -> str:
+        seen = hashlib.sha256(self.model(self.start, {}).double().cpu().numpy().tobytes())
+        backbone = self.module.backbone
+        frozen = [(name, parameter) for name, parameter in backbone.named_parameters() if not parameter.requires_grad]
+        for name, value in (*frozen, *backbone.named_buffers()):
+            seen.update(name.encode() + value.detach().double().cpu().numpy().tobytes())
+        return seen.hexdigest()
+
+    def _load_statistics(self, client: int, w: Tensor, read: Tensors, memory: Tensors, train: bool = False) -> None:
+        """The shared ones, or the client's own. Without any it begins to train with the first ones, and is evaluated with those of its data."""
+        if (statistics := self.module.f.statistics) is None:
+            return
+        known = read.get("buffers", memory.get("buffers", statistics.start if train else None))
+        if known is None:
+            average_statistics(self.module, self.federation, client, w, self.work.batch_size, self.work.seed)
+        else:
+            statistics.load(known)
 
     def perform(self, message: Message) -> Update | Scores | Gradient:
         if isinstance(message, Train):
@@ -111,15 +176,21 @@ class Worker:
         before = module.f.evaluations
 
         def whole_gradient() -> Tensor:
-            return module.whole_gradient(read, whole_batches(self.federation, message.client, work.batch_size, work.seed))
+            return module.whole_gradient(read, whole_batches(self.federation, message.client, work.batch_size, work.seed, bool(self.first_buffers)))
 
         # Fabric's precision holds for the whole job: one context, not one per step.
         with torch.random.fork_rng(self._devices), self.autocast():
-            loss, residual = module.visit(read, work.objective.begin(message.read, message.memory), data.steps(message.visit))
+            self._load_statistics(message.client, read, message.read, message.memory, train=True)
+            loss, residual = module.visit(read, work.objective.begin(message.read, message.memory), data.steps(message.visit), message.memory)
             delta, private = read[:shared] - module.w[:shared], module.w[shared:].clone()
             sent, memory = work.objective.end(whole_gradient, message.memory)
         if len(private):
             memory = {**memory, "private": private}
+        memory = {**memory, **module.optimizer_state}
+        self._constants.check()
+        if (statistics := module.f.statistics) is not None:
+            now = {"buffers": statistics.vector()}
+            sent, memory = ({**sent, **now}, memory) if self.published else (sent, {**memory, **now})
         return Update({"delta": delta, **sent}, memory, loss, module.f.evaluations - before, residual)
 
     def evaluate(self, message: Evaluate) -> Scores:
@@ -127,7 +198,10 @@ class Worker:
         work, rules = self.work, {name: self.work.finetune[name] for name in message.rules}
         w = self.model(message.read["w"], message.memory)
         with torch.random.fork_rng(self._devices), self.autocast():
-            return evaluate_client(self.module, self.federation, message.client, w, rules, work.batch_size, work.seed)
+            self._load_statistics(message.client, w, message.read, message.memory)
+            scores = evaluate_client(self.module, self.federation, message.client, w, rules, work.batch_size, work.seed)
+        self._constants.check()
+        return scores
 
     def cost_gradient(self, message: CostGradient) -> Gradient:
         """grad F_i(w) of the shared part: the objective's gradient with all of the client's training data as every batch."""
@@ -135,13 +209,20 @@ class Worker:
         ((whole, _),) = whole_batches(self.federation, message.client, max(1, self.federation.count(message.client, "train")), work.seed)
         self.module.backbone.train()
         with torch.random.fork_rng(self._devices), self.autocast():
+            self._load_statistics(message.client, w, message.read, message.memory, train=True)
             gradient = work.objective.gradient(self.module.f, Step(w.clone(), w, [whole] * work.objective.batches))
         self.module.f.losses.clear()
         return Gradient({"gradient": gradient[: self.module.f.shared].clone()})
 
-    def state_dict(self, w: Tensor, memory: Tensors | None = None) -> dict[str, Tensor]:
-        """The backbone's ordinary, contiguous state dict at w, with a client's memory or the initial private values."""
-        self.module.f.at(self.model(w, memory or {}))
+    def state_dict(self, read: Tensors, memory: Tensors, client: int | None = None) -> dict[str, Tensor]:
+        """The backbone's ordinary, contiguous state dict: the shared model with a client's memory, or with the initial private values.
+
+        A client's own statistics are those that it is evaluated with.
+        """
+        w = self.model(read["w"], memory)
+        with torch.random.fork_rng(self._devices), self.autocast():
+            self._load_statistics(client or 0, w, read, memory, train=client is None)
+        self.module.f.at(w)
         return {name: value.detach().cpu().contiguous().clone() for name, value in self.module.backbone.state_dict().items()}
 
 

@@ -124,6 +124,7 @@ class Tracker:
     def on_run_start(self, experiment: Experiment) -> None:
         """What is known before the first update; of a run that is resumed also its points, which may not have been sent."""
         self.start()
+        self.say(tags={"persafl.first_weights": experiment.executor.worker.digest})
         self.say(text=self._config.yaml(), name="config.yaml")
         self.say(text=json.dumps(environment(), indent=2), name="environment.json")
         self.say(text=experiment.timeline.to_csv(), name="timeline.csv")
