@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from persafl_lit import __version__
 from persafl_lit.cli import main
+from persafl_lit.report.export import runs_csv
+from persafl_lit.report.record import Record
 from persafl_lit.sweep.plan import plan_of
 from persafl_lit.sweep.source import Source
 from persafl_lit.sweep.trials import first_trials, on_other_seeds
@@ -304,3 +307,13 @@ def test_bad_curves_are_refused_by_line(sweep_file, capsys):
     )
     assert main(["sweep", sweep_file, "--finished", file]) == 2
     assert "curves.csv:3: updates must be a finite number; got 'x'" in capsys.readouterr().err
+
+
+def test_a_varied_key_that_is_called_like_a_result_gets_a_column_of_its_own():
+    def record(updates):
+        config = {"method.name": "fedasync", "seed": 0, "updates": updates}
+        return Record(f"run{updates}", "FINISHED", config, summary={"updates": 7, "method": "fedasync", "seed": 0})
+
+    header, *rows = csv.reader(io.StringIO(runs_csv([record(5), record(9)])))
+    assert len(header) == len(set(header))
+    assert [(row[header.index("updates")], row[header.index("config.updates")]) for row in rows] == [("7", "5"), ("7", "9")]

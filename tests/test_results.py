@@ -50,10 +50,14 @@ def test_intervals_are_students(rendered: Any) -> None:
     assert module.interval(pd.Series([1.0])) is None
 
 
-def test_equal_work_stops_at_the_last_evaluation_within_the_budget(rendered: Any) -> None:
+def test_equal_work_is_bracketed_by_the_evaluations_around_it(rendered: Any) -> None:
     module, _ = rendered
     runs = pd.DataFrame({"method": ["fedasync"], "seed": [0], "status": ["FINISHED"], "trial": ["a"], "accuracy_val": [0.9]})
     curves = pd.DataFrame({"trial": ["a"] * 3, "sim_time": [0.0, 1.0, 2.0], "grad_evals": [0, 10, 20], "accuracy_test": [0.1, 0.2, 0.3]})
     results = module.Results("x", runs, curves)
-    assert results.by_then("fedasync", "grad_evals", pd.Series({0: 19})).tolist() == [0.2]
-    assert results.by_then("fedasync", "grad_evals", pd.Series({0: 20})).tolist() == [0.3]
+    within, beyond = results.around("fedasync", "grad_evals", pd.Series({0: 19}))
+    assert (within.tolist(), beyond.tolist()) == ([0.2], [0.3])
+    within, beyond = results.around("fedasync", "grad_evals", pd.Series({0: 10}))
+    assert (within.tolist(), beyond.tolist()) == ([0.2], [0.2])
+    within, beyond = results.around("fedasync", "grad_evals", pd.Series({0: 99}))
+    assert (within.tolist(), beyond.tolist()) == ([0.3], [0.3])

@@ -32,16 +32,17 @@ def column_of(key: str) -> str:
 
 def runs_csv(records: Sequence[Record]) -> str:
     """One row per run, finished or not; results only of finished ones. Floats read back to the same bits."""
-    varied = _varied(records)
+    fixed = {*IDENTITY, *map(column_of, (*RESULTS, *COSTS, *FURTHER))}
+    varied = {key: f"config.{key}" if key in fixed else key for key in _varied(records)}
     scores = sorted({key for record in records for key in _further_scores(record)})
     rows = []
     for record in _ordered(records):
         row = _identity(record) | {"status": record.status, "version": record.version, "commit": record.commit}
         row |= {column_of(key): _in_summary(record, key) for key in (*RESULTS, *COSTS, *FURTHER, *scores)}
         row |= {"error": record.error, "run_id": record.run_id}
-        rows.append(row | {key: _cell(record.config[key]) for key in varied if key in record.config})
+        rows.append(row | {name: _cell(record.config[key]) for key, name in varied.items() if key in record.config})
     summary = map(column_of, (*FURTHER, *scores))
-    return to_csv(rows, [*IDENTITY, *map(column_of, RESULTS), COSTS[0], "version", COSTS[1], *summary, "commit", "error", "run_id", *varied])
+    return to_csv(rows, [*IDENTITY, *map(column_of, RESULTS), COSTS[0], "version", COSTS[1], *summary, "commit", "error", "run_id", *varied.values()])
 
 
 def curves_csv(records: Sequence[Record]) -> str:
