@@ -34,9 +34,15 @@ def test_the_page_is_what_the_csv_files_give(rendered: Any) -> None:
     assert page.text() == (RESULTS / "README.md").read_text(encoding="utf-8"), "run `make results`"
 
 
+def test_the_readme_begins_with_what_the_csv_files_give(rendered: Any) -> None:
+    module, _ = rendered
+    readme = (RESULTS.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert module.with_headline(readme, module.headline(module.Page())) == readme, "run `make results`"
+
+
 def test_every_number_on_the_page_was_computed(rendered: Any) -> None:
     _, page = rendered
-    prose = re.sub(r"`[^`]*`|\]\([^)]*\)|95 %", "", (RESULTS / "README.md").read_text(encoding="utf-8"))
+    prose = re.sub(r"`[^`]*`|\]\([^)]*\)|95 %|CIFAR-10", "", (RESULTS / "README.md").read_text(encoding="utf-8"))
     sources = " ".join(pd.read_csv(path).select_dtypes("object").to_string() for path in RESULTS.glob("*/published.csv"))
     written = set(re.findall(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)", prose)) - set(re.findall(r"\d+", sources))
     assert written
