@@ -234,7 +234,7 @@ def measure(f: FlatLoss, federation: Federation, client: int, split: Split, w: T
     loss = hits = total = 0.0
     with torch.no_grad(), f.statistics.unchanged() if f.statistics else contextlib.nullcontext():
         for data, count in federation.whole(client, split, CHUNK):
-            chunk_loss, chunk_hits = _loss_and_hits(f.backbone, data)
+            chunk_loss, chunk_hits = _loss_and_hits(f.backbone, f.ordered(data))
             loss, hits, total = loss + chunk_loss * count, hits + chunk_hits, total + count
     return loss / total, hits / total
 

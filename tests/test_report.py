@@ -783,8 +783,8 @@ def test_runs_of_0_1_are_reported_together_with_todays(tmp_path, capsys):
     persafl_lit.run([*common, "method=fedasync", "seed=1"])
     with contextlib.closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as store, store:
         for run_id in (result.run_id for result in old):
-            gone = [(run_id, key) for key in ADDED]
-            assert store.executemany("delete from params where run_uuid = ? and key = ?", gone).rowcount == len(ADDED)
+            gone = [(run_id, key) for key in ADDED if key != "model.init"]  # which logistic regression does not have
+            assert store.executemany("delete from params where run_uuid = ? and key = ?", gone).rowcount == len(gone)
         store.execute("update params set value = 'separate' where run_uuid = ? and key = 'method.rule'", (old[1].run_id,))
     for file in (tmp_path / "mlruns").rglob("results.json"):
         content = json.loads(file.read_text())
