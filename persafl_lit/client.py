@@ -246,7 +246,8 @@ class ClientModule(L.LightningModule):
             self._optimizer = self.local.build(self.w, self.eta, self.backbone)
             restore(self._optimizer, memory)
         firsts = [self.training_step(batches, step) for step, batches in enumerate(steps[:-1])]
-        stood = self.w.clone()
+        measures = type(self.objective).residual is not Objective.residual
+        stood = self.w.clone() if measures else self.w
         firsts.append(self.training_step(steps[-1], len(steps) - 1))
         if self._optimizer is not None:
             self.optimizer_state = state_of(self._optimizer) if self.local.keep_state else {}

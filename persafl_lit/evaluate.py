@@ -234,7 +234,7 @@ def measure(f: FlatLoss, federation: Federation, client: int, split: Split, w: T
     loss = hits = answers = total = 0.0
     with torch.no_grad(), f.statistics.unchanged() if f.statistics else contextlib.nullcontext():
         for data, count in federation.whole(client, split, CHUNK):
-            chunk_loss, chunk_hits, chunk_answers = _loss_and_hits(f.backbone, data)
+            chunk_loss, chunk_hits, chunk_answers = _loss_and_hits(f.backbone, f.ordered(data))
             loss, hits, answers, total = loss + chunk_loss * count, hits + chunk_hits, answers + chunk_answers, total + count
     return loss / total, hits / answers if answers else math.nan
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from persafl_lit import backprop
 from persafl_lit.data.federation import Batch
@@ -25,7 +26,8 @@ class FlatLoss:
     cross-entropy of plain `layers` and nothing else, derivatives go through these by hand; else autograd finds them.
 
     `statistics` are the buffers that training changes, by default all there are. The next evaluation after `keep_statistics = True`
-    changes them; every other one restores them, so f(.; D) is a function of w.
+    changes them; every other one restores them, so f(.; D) is a function of w. A network that has some (BatchNorm's) computes in the
+    usual order of images and weights: it is mostly deep, and channels_last is slower where many layers see few pixels.
     """
 
     keep_statistics = False
@@ -47,6 +49,8 @@ class FlatLoss:
         self._parameters = list(trainable.values())
         if not self._parameters:
             raise ConfigError(f"the model {type(backbone).__name__} has no trainable parameters")
+        changing = [name for name, _ in backbone.named_buffers()] if statistics is None else statistics
+        self._channels_last = not changing
         first = self._parameters[0]
         starts, size = {}, 0
         for name in sorted(trainable, key=lambda name: name in private):
@@ -62,14 +66,13 @@ class FlatLoss:
         for parameter, value in zip(self._parameters, self._views(self.point), strict=True):
             value.copy_(parameter.detach())
             parameter.data = value
-        changing = [name for name, _ in backbone.named_buffers()] if statistics is None else statistics
         self.statistics = Statistics(backbone, changing) if changing else None
 
     def _views(self, vector: Tensor) -> Iterator[Tensor]:
         """A vector's part for each parameter, in the backbone's order."""
         for parameter, start in zip(self._parameters, self._starts, strict=True):
             flat = vector[start : start + parameter.numel()]
-            if parameter.dim() == 4:
+            if parameter.dim() == 4 and self._channels_last:
                 out, inside, height, width = parameter.shape
                 yield flat.view(out, height, width, inside).permute(0, 3, 1, 2)
             else:
@@ -106,6 +109,10 @@ class FlatLoss:
                 torch._foreach_copy_(slopes, self._double_backward(u, batch))
         return product
 
+    def ordered(self, data: Any) -> Any:
+        """A batch's data with images in the order that the weights have; a federation's are channels_last."""
+        return data if self._channels_last else tree_map(lambda one: one.contiguous() if isinstance(one, Tensor) else one, data)
+
     def set_gradients(self, gradient: Tensor) -> None:
         """Let every parameter's `grad` be its part of this vector."""
         if gradient is not self._gradient:
@@ -118,7 +125,7 @@ class FlatLoss:
         self.at(w)
         self._seed(batch.mask)
         with torch.no_grad():
-            step_loss(self.backbone, batch.data)
+            step_loss(self.backbone, self.ordered(batch.data))
 
     def _pass(self) -> AbstractContextManager[None]:
         """The context of an evaluation: outside the first one of a local step, statistics stay as they are."""
@@ -136,7 +143,7 @@ class FlatLoss:
 
     def _by_autograd(self, batch: Batch) -> Tensor:
         """f(w; D) of any backbone; its gradient goes into the buffer."""
-        loss = step_loss(self.backbone, batch.data)
+        loss = step_loss(self.backbone, self.ordered(batch.data))
         # With the seed of the backward pass at hand and unused parameters looked after here, a tiny model gains a tenth.
         usual = loss.dim() == 0 and loss.dtype is self._one.dtype
         slopes = torch.autograd.grad(loss, self._parameters, self._one if usual else None, allow_unused=True)
@@ -147,7 +154,7 @@ class FlatLoss:
 
     def _double_backward(self, u: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         """grad_w <grad f(w; D), u>, for any backbone."""
-        slopes = torch.autograd.grad(step_loss(self.backbone, batch.data), self._parameters, create_graph=True, materialize_grads=True)
+        slopes = torch.autograd.grad(step_loss(self.backbone, self.ordered(batch.data)), self._parameters, create_graph=True, materialize_grads=True)
         along_u = sum((slope * part).sum() for slope, part in zip(slopes, self._views(u), strict=True))
         if not (isinstance(along_u, Tensor) and along_u.requires_grad):
             return tuple(torch.zeros_like(p) for p in self._parameters)

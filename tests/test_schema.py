@@ -256,7 +256,8 @@ def test_a_config_beside_another_is_the_config_of_that_schedule():
 
 def test_a_config_around_a_model_names_it_in_its_values():
     named = compose().with_model("package.Net", {})
-    assert named.values["model"] == named.model == {"name": "custom", "path": "package.Net", "args": {}}
+    assert named.values["model"] == named.model == {"name": "custom", "path": "package.Net", "args": {}, "buffers": "local", "buffers_mix": None}
+    assert compose(["model.buffers=shared"]).with_model("package.Net", {}).model["buffers"] == "shared"
     assert named.hash() != compose().hash()
 
 
