@@ -715,6 +715,8 @@ def test_the_same_method_of_two_targets_is_told_apart():
     assert first.style.dash != second.style.dash
     assert found.reference("fedavg") is not None
     assert "difference to fedavg (B)" in content_of(runs, "t").parts[0].table.columns
+    differing = [replace(run, config=run.config | {"method.buffer": number}) for number, run in enumerate(runs)]
+    assert [trial.setting for trial in task(*differing).chosen] == [(("method.buffer", "1"),), (("method.buffer", "0"),)], "also by their settings"
 
 
 def test_a_key_that_can_be_null_has_a_place_for_it():

@@ -253,7 +253,9 @@ def _task(values: Setting, records: Sequence[Record], levels: Sequence[float], a
     by_method: dict[str, list[Record]] = {}
     for record in records:
         by_method.setdefault(method_of(record), []).append(record)
-    keys = {method: varied_keys(runs) for method, runs in by_method.items()}
+    # A method of several targets has the keys in which any of them differ: they tell its settings apart.
+    named = {method: plain_method(runs[0]) for method, runs in by_method.items()}
+    keys = {method: varied_keys([record for record in records if plain_method(record) == name]) for method, name in named.items()}
     trials = {method: _trials(method, runs, keys[method], measure, select) for method, runs in by_method.items()}
     tried = {method: found for method, found in trials.items() if found}
     return Task(values, measure, select, tuple(records), keys, tried, tuple(levels), against)
