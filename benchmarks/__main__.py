@@ -262,13 +262,13 @@ def own_data() -> dict[str, Any]:
 
 def resnet() -> dict[str, Any]:
     """(11) Whole runs of ResNet-18 with BatchNorm against tight loops of the same network, on MNIST."""
-    settings = ["data=mnist", *MNIST[1:], "clients=10", "model=torchvision", "method=fedasync", "updates=80", *UNEVALUATED]
+    settings = ["data=mnist", *MNIST[1:], "model=torchvision", "method=fedasync", "updates=60", *UNEVALUATED]
     ours = partial(rate, *settings, "tracking.enabled=false", "checkpoint.every=0")
     loop = partial(evaluations_per_second, "resnet18", "fedasync")
     seen = turns(
-        own=partial(loop, "ours", CORES, 30.0),
+        own=partial(loop, "ours", CORES),
         run=partial(ours, "model.buffers=local"),
-        plain=partial(loop, "plain", CORES, 30.0),
+        plain=partial(loop, "plain", CORES),
         shared=partial(ours, "model.buffers=shared"),
     )
     ratios = {f"{above} / {below}": seen.ratio(above, below) for above, below in (("run", "plain"), ("run", "own"), ("shared", "plain"))}
