@@ -87,6 +87,10 @@ class Problem(ABC):
     def hessians_at(self, points: Floats) -> Floats:
         """H_i at a point per client: (..., n, d) -> (..., n, d, d)."""
 
+    def hessian_vectors_at(self, points: Floats, u: Floats) -> Floats:
+        """H_i u_i at a point per client: (..., n, d) -> (..., n, d)."""
+        return np.asarray((self.hessians_at(points) @ u[..., None])[..., 0])
+
     def each(self, w: Floats) -> Floats:
         """The same point for every client: (..., d) -> (..., n, d)."""
         return np.broadcast_to(w[..., None, :], (*w.shape[:-1], self.clients, self.dimension))
@@ -125,7 +129,7 @@ class Problem(ABC):
             return self.gradients(w)
         if option == "b":
             adapted = self.gradients_at(self.each(w) - alpha * self.gradients(w))
-            return adapted - alpha * (self.hessians(w) @ adapted[..., None])[..., 0]
+            return adapted - alpha * self.hessian_vectors_at(self.each(w), adapted)
         return lam * (self.each(w) - self.proximal(w, lam))
 
     def cost_gradient(self, option: Option, w: Floats, *, alpha: float = 0.0, lam: float = np.inf) -> Floats:
@@ -455,6 +459,10 @@ class Logistic(Problem):
         s = expit(-self._margin(points))
         curved = np.einsum("...nm,nmi,nmj->...nij", s * (1 - s), self.z, self.z, optimize=True) / self.z.shape[1]
         return np.asarray(curved + self.ridge * np.eye(self.dimension))
+
+    def hessian_vectors_at(self, points: Floats, u: Floats) -> Floats:
+        s = expit(-self._margin(points))
+        return np.asarray(np.einsum("...nm,nmi->...ni", s * (1 - s) * self._margin(u), self.z) / self.z.shape[1] + self.ridge * u)
 
     def _margin(self, points: Floats) -> Floats:
         return np.asarray(np.einsum("nmi,...ni->...nm", self.z, points))

@@ -127,7 +127,7 @@ def simulate(
     ages = ages.astype(np.int32)
     seeds = sorted({run.seed for run in rows})
     seed_of = np.array([seeds.index(run.seed) for run in rows])
-    step = _Step(problem, option, rows, Q)
+    step = LocalSteps(problem, option, rows, Q)
 
     W = np.empty((window + BLOCK + 1, count, d))
     W[: window + 1] = [problem.w0 if run.w0 is None else run.w0 for run in rows]
@@ -170,7 +170,7 @@ def simulate(
     return Measured((total / T)[back], (late / (T - half)[:, None])[back], farthest[back], final[back], inner[back])
 
 
-class _Step:
+class LocalSteps:
     """Algorithm 2 for a block of rows: Q local steps of one option from the models that were read."""
 
     def __init__(self, problem: Problem, option: Option, rows: Sequence[Run], Q: int) -> None:

@@ -472,7 +472,7 @@ def uneven_schedule(found: Study, settings: Settings, tick: Tick) -> None:
         "asynchronous": pairs[0].tolist(),
         "drawn": pairs[1].tolist(),
         "bound": bounds.tolist(),
-        "times_the_bound": (pairs[0] / bounds).tolist(),
+        "times_the_bound": [float(value / bound) if bound else math.inf for value, bound in zip(pairs[0], bounds, strict=True)],
         "other_conditions_hold": [theorem.conditions_hold(T) for T in Ts],
         "limit": limit,
         "shares": shares.mean(0).tolist(),
