@@ -338,6 +338,18 @@ def test_slip_the_moreau_estimator_is_biased_without_any_tolerance_unless_gradie
     assert constants.moreau(replace(problem.constants, affine=True), lam, nu).mu == pytest.approx(printed)
 
 
+def test_slip_theorem_me_fails_for_large_T_where_gradients_have_corners():  # noqa: N802
+    """Its right-hand side goes to zero with nu = 0, the average does not; with the bias that does follow the limit is covered."""
+    problem = corners(clients=1, width=0.1, sigma_g=1.0, L=0.1)
+    lam = 7 * problem.L
+    floor = problem.moreau_floor(lam)
+    stated = Theorem("c", replace(problem.constants, affine=True), lam=lam)
+    T = stated.updates_for(floor, 0.0)
+    assert math.isfinite(T)
+    assert stated.bound(1.01 * T, 0.0).total < floor
+    assert floor <= Theorem("c", problem.constants, lam=lam).bound(math.inf, 0.0).floor
+
+
 def test_without_personalisation_the_constants_are_those_of_the_cost():
     c = Constants(L=2.0, sigma_g=3.0, gamma_g=1.0, rho=1.0, G=5.0)
     assert constants.maml(c, 0.0).L == c.L

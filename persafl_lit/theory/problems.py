@@ -201,10 +201,19 @@ class Quadratics(Problem):
         return stream.normal(scale=self.noise, size=(*shape, self.dimension)) if self.noise else np.zeros((*shape, self.dimension))
 
     def gradient(self, client: Ints, w: Floats, batch: Floats) -> Floats:
-        return np.asarray(np.einsum("rij,rj->ri", self.H[client], w - self.a[client]) + batch)
+        H, a = self._of(client)
+        return np.asarray(np.einsum("rij,rj->ri", H, w - a) + batch)
 
     def hessian_vector(self, client: Ints, w: Floats, u: Floats, batch: Floats) -> Floats:
-        return np.asarray(np.einsum("rij,rj->ri", self.H[client], u))
+        return np.asarray(np.einsum("rij,rj->ri", self._of(client)[0], u))
+
+    def _of(self, client: Ints) -> tuple[Floats, Floats]:
+        """(H, a) of one client per row. A visit asks for the same clients many times, so the last answer is kept."""
+        held: tuple[Ints, Floats, Floats] | None = self.__dict__.get("_held")
+        if held is None or held[0] is not client:
+            held = (client, self.H[client], self.a[client])
+            self.__dict__["_held"] = held
+        return held[1], held[2]
 
     def values_at(self, points: Floats) -> Floats:
         away = points - self.a
@@ -361,6 +370,21 @@ class Corners(Problem):
             middle = (low + high) / 2
             low, high = (middle, high) if self.expected_maml(np.array([middle]), alpha, noise) < 0 else (low, middle)
         return float(self.cost_gradient("b", np.array([low]), alpha=alpha)[0] ** 2)
+
+    def moreau_floor(self, lam: float) -> float:
+        """The same for Option C with exact inner minima (nu = 0).
+
+        With noise e on the gradient, lam (w - theta~) = e + F'(w - e / lam): the expected step is F' seen through the noise e / lam.
+        """
+        e = np.linspace(-8.0, 8.0, 4001)
+        weights = _normal(e) / _normal(e).sum()
+        shift = e * self.sigma_g / np.sqrt(self.b) / lam
+        low, high = float(self.a.min()) - self.reach / 2, float(self.a.max()) + self.reach / 2
+        for _ in range(60):
+            middle = (low + high) / 2
+            step = weights @ self.cost_gradient("c", (middle - shift)[:, None], lam=lam)[:, 0]
+            low, high = (middle, high) if step < 0 else (low, middle)
+        return float(self.cost_gradient("c", np.array([low]), lam=lam)[0] ** 2)
 
 
 def _ramp(x: Floats, s: float) -> Floats:
