@@ -379,6 +379,7 @@ def short(monkeypatch):
     """Studies that end soon."""
     monkeypatch.setattr(study, "FLOOR_T", 300)
     monkeypatch.setattr(study, "FLOOR_SEEDS", 4)
+    monkeypatch.setattr(study, "NU_SEEDS", 4)
     monkeypatch.setattr(study, "UNEVEN_T", 800)
     monkeypatch.setattr(study, "UNEVEN_SEEDS", 2)
     monkeypatch.setattr(study, "LIMIT_T", 200)
