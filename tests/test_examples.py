@@ -19,13 +19,15 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 BLOCKS = re.findall(r"```(bash|python|yaml)\n(.*?)```", PAGE, flags=re.DOTALL)
 SMALL = ["clients=4", "updates=20", "horizon=null", "model=logistic", "eval.every=5", "executor=serial", "tracking.figures=false"]
+ARGUMENTS = {"own_data": ["updates=8", "executor=serial", "tracking.figures=false"], "resnet_batchnorm": ["--small"]}
+"""Of those that bring a network of their own; all others are run SMALL."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_works(path, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    done = subprocess.run([sys.executable, path, *SMALL], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, path, *ARGUMENTS.get(path.stem, SMALL)], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     if path.stem == "tensorboard_beside_mlflow":

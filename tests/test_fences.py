@@ -24,7 +24,7 @@ LAYERS = [
     {"report"},
     {"config", "tracking", "progress"},
     {"api", "config_reference"},
-    {"demo", "sweep"},
+    {"demo", "sweep", "theory"},
     {"cli"},
     {"__main__", "__init__"},
 ]
@@ -104,7 +104,7 @@ def test_imports_go_downwards_only(path):
         ("ray", {"executors", "sweep"}),
         ("optuna", {"sweep"}),
         ("omegaconf", {"written"}),
-        ("matplotlib", {"timeline", "report"}),
+        ("matplotlib", {"timeline", "report", "theory"}),
         ("plotly", {"report"}),
         ("scipy", {"report"}),
     ],

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from persafl_lit import __version__
-from persafl_lit.cli import data, run, sweep, timeline, tracking
+from persafl_lit.cli import data, run, sweep, theory, timeline, tracking
 from persafl_lit.errors import PersaflError, first_line, located, shown
 
 OVERRIDES = "group=choice or key=value, e.g. method=persafl_me method.lam=20 (see `persafl list`)"
@@ -99,6 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     timeline_command.add_argument("--png", metavar="FILE", help="draw the schedule, synchronous beside asynchronous")
     timeline_command.add_argument("--json", action="store_true", help="print the summary as one JSON object on stdout")
     timeline_command.set_defaults(command=timeline.timeline)
+
+    theory.add_command(commands)
 
     data_command = commands.add_parser("data", help="get and verify a data set, and draw who holds what")
     data_command.add_argument("name", help="mnist, fashion_mnist, cifar10, digits, or data of yours: arrays, folder, leaf, custom")

@@ -17,6 +17,7 @@ from persafl_lit.memory import keep_freed_memory
 if TYPE_CHECKING:
     from persafl_lit.api import Result
     from persafl_lit.config import Config
+    from persafl_lit.experiment import Experiment
 
 
 def run(options: argparse.Namespace) -> int:
@@ -49,7 +50,21 @@ def _run_with_progress(config: Config, resume: bool) -> Result:
 
         if Checkpoint(config.checkpoint_path).exists() and not resume:
             print("persafl: an interrupted run of this config exists; this one starts anew (--resume would continue it)", file=sys.stderr)
-        return run(config, resume=resume, callbacks=[ProgressBar(f"{config.name} on {config.data['name']}")], should_stop=stop)
+        callbacks = [TheoryWarnings(), ProgressBar(f"{config.name} on {config.data['name']}")]
+        return run(config, resume=resume, callbacks=callbacks, should_stop=stop)
+
+
+class TheoryWarnings:
+    """A callback that names settings outside the theory's range, where the smoothness of the clients' costs is known."""
+
+    def on_run_start(self, experiment: Experiment) -> None:
+        work = experiment.executor.worker.work
+        if work.federation.smoothness is None:
+            return
+        from persafl_lit.theory.advise import warnings
+
+        for warning in warnings(work.federation.smoothness, work.objective, work.eta, work.local_steps):
+            print(f"persafl: warning: {warning}", file=sys.stderr)
 
 
 @contextmanager

@@ -303,7 +303,10 @@ def test_choices_are_names_of_files_and_no_paths():
             ["run", "method=scaffold", "schedule=asynchronous"],
             "scaffold needs whole rounds, without staleness; schedule=asynchronous has none: use schedule=rounds",
         ),
-        (["run", "data.partition=dirichelt"], "data.partition must be one of classes, dirichlet, iid; got 'dirichelt'. Did you mean 'dirichlet'?"),
+        (
+            ["run", "data.partition=dirichelt"],
+            "data.partition must be one of classes, dirichlet, iid, natural; got 'dirichelt'. Did you mean 'dirichlet'?",
+        ),
         (["run", "data=quadratic", "data.path=note.txt"], "cannot read 'note.txt' as an npz of numbers: it is not an npz file at all"),
         (["timeline", "data.holdout_clients=true"], "data.holdout_clients must be a whole number; got True"),
         (["timeline", "data.holdout_clients=30"], "data.holdout_clients must lie between 0 and clients - 1 = 29; got 30"),
