@@ -210,7 +210,7 @@ def test_what_is_no_backbone_is_refused():
     with pytest.raises(ConfigError, match="has no training_step"):
         run(SMALL, model=L.LightningModule())
     with pytest.raises(ConfigError, match="must return a loss; got NoneType"):
-        run(SMALL, model=Lossless())
+        run([*SMALL, "executor=serial"], model=Lossless())
 
 
 def test_data_and_model_must_fit():
@@ -307,7 +307,7 @@ def test_a_model_from_python_is_recorded_as_what_it_is():
         def training_step(self, batch, batch_idx):
             return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
-    mine, usual = run(SMALL, model=Mine()), run(SMALL)
+    mine, usual = run([*SMALL, "executor=serial"], model=Mine()), run(SMALL)
     assert mine.config.model["path"].endswith("Mine")
     assert mine.summary()["config"]["model"] == mine.config.model
     assert mine.config.hash() != usual.config.hash()

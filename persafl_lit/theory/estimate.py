@@ -22,14 +22,12 @@ def estimate(config: Config) -> tuple[dict[str, float], str]:
     """(constants, where L comes from)."""
     from persafl_lit.api import quiet_single_threaded_torch, work_of
     from persafl_lit.client import build_backbone
-    from persafl_lit.data import DATASETS
     from persafl_lit.evaluate import whole_batches
     from persafl_lit.executors import Worker
-    from persafl_lit.models import MODELS
 
     with quiet_single_threaded_torch():
-        federation = config.build("data", DATASETS).federation(config.clients, config.seed)
-        backbone = build_backbone(config.build("model", MODELS), federation, config.seed, config.allow_code)
+        federation = config.federation()
+        backbone = build_backbone(config.build("model"), federation, config.seed, config.allow_code)
         worker = Worker(work_of(config, federation, backbone))
         f, w = worker.module.f, worker.module.f.point.clone()
         clients = rng(config.seed, "theory clients").permutation(federation.trained())[:CLIENTS].tolist()
