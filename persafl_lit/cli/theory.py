@@ -65,14 +65,14 @@ def _studies(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from persafl_lit.theory.bounds import OPTIONS
-    from persafl_lit.theory.study import Settings, report, study, updates_of
+    from persafl_lit.theory.study import Settings, report, studies, updates_of
 
     png = picture(options.png)
     settings = Settings(options.tau, options.clients, options.seeds, options.local_steps, problem=options.problem)
     chosen = [option for option in OPTIONS if options.what in (None, option)]
     wall_start = time.monotonic()
     with _progress(sum(updates_of(option, settings) for option in chosen)) as tick:
-        found = [study(option, settings, tick) for option in chosen]
+        found = studies(chosen, settings, tick)
     if png is not None:
         from persafl_lit.theory.drawing import draw
 

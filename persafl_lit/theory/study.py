@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 
 from persafl_lit.errors import ConfigError
+from persafl_lit.limits import cores
 from persafl_lit.theory import fit
 from persafl_lit.theory.bounds import METHODS, OPTIONS, THEOREMS, Option, Theorem
 from persafl_lit.theory.fit import Estimate
@@ -491,6 +494,38 @@ def bound_crossing(theorem: Theorem, gap: float, limit: float) -> float:
 # -- all of it --------------------------------------------------------------------------------------------------------
 
 
+def studies(options: Sequence[Option], settings: Settings, tick: Tick = lambda what, updates: None) -> list[Study]:
+    """One after the other in this process, or several options in a process each, as far as there are cores."""
+    lanes = min(len(options), cores())
+    if lanes < 2:
+        return [study(option, settings, tick) for option in options]
+    context = get_context("spawn")
+    told: Any = context.SimpleQueue()
+    longest_first = sorted(options, key=lambda option: option != "c")
+    with ProcessPoolExecutor(lanes, context, _listen, (told,)) as pool:
+        work = {option: pool.submit(_study_and_tell, option, settings) for option in longest_first}
+        going = True
+        while going:
+            ended = wait(work.values(), timeout=0.2, return_when=FIRST_EXCEPTION)
+            going = bool(ended.not_done) and not any(one.exception() for one in ended.done)
+            while not told.empty():
+                tick(*told.get())
+        return [work[option].result() for option in options]
+
+
+def _listen(told: Any) -> None:
+    """Where this process puts what it has done."""
+    global _told
+    _told = told
+
+
+_told: Any = None
+
+
+def _study_and_tell(option: Option, settings: Settings) -> Study:
+    return study(option, settings, lambda what, updates: _told.put((what, updates)))
+
+
 def report(studies: Iterable[Study], settings: Settings) -> dict[str, Any]:
     """The object that `persafl theory --json` prints."""
     found = list(studies)
@@ -503,4 +538,4 @@ def report(studies: Iterable[Study], settings: Settings) -> dict[str, Any]:
     }
 
 
-__all__ = ["OPTIONS", "Check", "Settings", "Study", "report", "study", "updates_of"]
+__all__ = ["OPTIONS", "Check", "Settings", "Study", "report", "studies", "study", "updates_of"]
