@@ -239,7 +239,7 @@ class ClientModule(L.LightningModule):
         self, read: Tensor, given: Tensors, steps: Sequence[Sequence[Batch]], memory: Tensors = MappingProxyType({})
     ) -> tuple[float, float | None]:
         """Algorithm 2, lines 3 to 12: a whole job. Afterwards `self.w` is w_{i,Q}. Returns the mean loss and the last step's residual."""
-        self.read, self.given = read, given
+        self.read, self.given, version = read, given, read._version
         self.w.copy_(read)
         self.backbone.train()
         if not self.local.plain:
@@ -253,6 +253,8 @@ class ClientModule(L.LightningModule):
             self.optimizer_state = state_of(self._optimizer) if self.local.keep_state else {}
             self._optimizer = self.w.grad = None
         residual = self.objective.residual(self.f, Step(stood, read, steps[-1], given), self.gradient)
+        if read._version != version:
+            raise ModelError(f"{type(self.objective).__name__}.gradient changes step.read in place; others read it, so make a new tensor")
         return float(torch.stack(firsts).double().mean()), residual
 
     def whole_gradient(self, w: Tensor, chunks: Sequence[tuple[Batch, int]]) -> Tensor:

@@ -472,7 +472,12 @@ def _classes(key: str, values: Mapping[str, Any], allow_code: bool) -> list[type
     if key != "method":
         return [resolve(key, values["name"], allow_code), *([Buffers] if key == "model" else [])]
     parts = coerced(Method, {name: values[name] for name in keys(Method) if name in values}, key)
-    return [Method, *(resolve(f"method.{name}", parts[name], allow_code) for name in ("objective", "rule")), Sharing]
+    objective, rule = (resolve(f"method.{name}", parts[name], allow_code) for name in ("objective", "rule"))
+    if both := sorted({*keys(objective)} & {*keys(rule), *keys(Sharing), *keys(Method)} | {*keys(rule)} & {*keys(Sharing), *keys(Method)}):
+        raise ConfigError(
+            f"method.{both[0]} would be a key of two parts of the method ({objective.__name__}, {rule.__name__}, Sharing); rename a field"
+        )
+    return [Method, objective, rule, Sharing]
 
 
 def without(values: Mapping[str, Any], path: Sequence[str], usual: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from persafl_lit.data.federation import IGNORED, SPLITS, Batch, Federation, Split
-from persafl_lit.errors import ConfigError
+from persafl_lit.errors import ConfigError, ModelError
 from persafl_lit.finetune import Finetune
 from persafl_lit.loss import FlatLoss, class_dimension, step_loss
 from persafl_lit.streams import torch_seed
@@ -193,7 +193,13 @@ def evaluate_client(
         client.backbone.train()
         batches = federation.batches(number, "finetune", 0, rule.steps, batch_size, seed) if rule.steps else []
         whole = whole_batches(federation, number, batch_size, seed, join) if rule.full else []
+        version = w._version
         theta = rule.personalise(client, w, batches, whole)
+        if w._version != version:
+            raise ModelError(f"{type(rule).__name__}.personalise changes w in place; others read it, so return a new tensor")
+        if not isinstance(theta, Tensor) or theta.shape != w.shape:
+            found = f"shape {tuple(theta.shape)}" if isinstance(theta, Tensor) else type(theta).__name__
+            raise ModelError(f"{type(rule).__name__}.personalise must return a tensor like w, of shape {tuple(w.shape)}; got {found}")
         own[name] = shared if theta is w else measure_both(client.f, federation, number, theta)
     client.f.losses.clear()
     common = next(iter(own))

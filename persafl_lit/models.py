@@ -119,6 +119,7 @@ class Logistic:
     def network(self, shape: Shape, classes: int) -> nn.Module:
         from torch import nn
 
+        _check_weights(math.prod(shape) * classes)
         return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 

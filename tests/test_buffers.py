@@ -240,7 +240,16 @@ def test_two_workers_give_the_bits_of_one(method, policy):
 def test_a_killed_and_resumed_run_has_the_bits_of_an_undisturbed_one(method, policy, tmp_path):
     import hashlib
 
-    overrides = ["tracking.enabled=false", "clients=6", "updates=60", "local_steps=1", "batch_size=8", "checkpoint.every=4", "eval.finetune=none"]
+    overrides = [
+        "tracking.enabled=false",
+        "clients=6",
+        "updates=60",
+        "local_steps=1",
+        "batch_size=8",
+        "checkpoint.every=4",
+        "eval.finetune=none",
+        "eta=0.001",
+    ]
     overrides += ["model=torchvision", "model.arch=shufflenet_v2_x0_5", f"method={method}", *METHODS[method], f"model.buffers={policy}"]
     found = killed_and_resumed(overrides, tmp_path)
     state = run(overrides).state_dict()

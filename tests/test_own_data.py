@@ -971,3 +971,9 @@ def test_the_page_about_data_is_executed():
 def test_what_users_need_is_importable_from_the_package():
     assert issubclass(persafl_lit.Augmented, Dataset)
     assert issubclass(Indexed, persafl_lit.Federation)
+
+
+def test_a_label_that_would_make_a_billion_classes_is_refused_before_any_network_is_built():
+    strange = [TensorDataset(torch.ones(30, 5), 10**9 + torch.arange(30) % 3) for _ in range(2)]
+    with pytest.raises(DataError, match=r"the labels go up to 1000000002, which makes 1,000,000,003 classes for \d+ of them"):
+        run(["model=logistic", "updates=4", *SERIAL], data=strange)

@@ -9,15 +9,17 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
 import persafl_lit
-from persafl_lit import Delays, Descent, Maml, Objective, Plain, Proximal, Rule, Schedule, Timeline, compose, jobs_to_timeline, run
+from persafl_lit import Delays, Descent, Finetune, Maml, Objective, Plain, Proximal, Rule, Schedule, Timeline, compose, jobs_to_timeline, run
 from persafl_lit.cli import main
-from persafl_lit.errors import ConfigError, ModelError, TimelineError
+from persafl_lit.errors import ConfigError, ModelError, PersaflError, TimelineError
 from persafl_lit.registry import TABLES, path_of, resolve
 
 ROOT = Path(__file__).parent.parent
@@ -624,3 +626,50 @@ def test_resolving_is_strict_about_what_is_said():
     for name in (None, 3, "", ".", "a.", "a b.c", "os", "../x", "x.<locals>.y"):
         with pytest.raises(ConfigError, match="unknown method.objective"):
             resolve("method.objective", name, allow_code=True)
+
+
+# -- parts that would spoil a run without a word ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InPlace(Finetune):
+    full: ClassVar[bool] = True
+
+    def personalise(self, client, w, batches, whole):
+        return w.sub_(client.whole_gradient(w, whole), alpha=0.01)
+
+
+@dataclass(frozen=True)
+class Nothing(Finetune):
+    def personalise(self, client, w, batches, whole):
+        return None
+
+
+@dataclass(frozen=True)
+class HalvesRead(Objective):
+    def gradient(self, f, step):
+        step.read.mul_(0.5)
+        return f.gradient(step.w, step.batches[0])
+
+
+@dataclass(frozen=True)
+class OwnBeta(Objective):
+    beta: float = 3.0
+
+    def gradient(self, f, step):
+        return f.gradient(step.w, step.batches[0]).mul_(self.beta)
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ({"finetune": InPlace()}, "InPlace.personalise changes w in place"),
+        ({"finetune": Nothing()}, "Nothing.personalise must return a tensor like w, of shape .* got NoneType"),
+        ({"objective": HalvesRead()}, "HalvesRead.gradient changes step.read in place"),
+        ({"objective": OwnBeta()}, r"method.beta would be a key of two parts of the method \(OwnBeta, Descent, Sharing\)"),
+    ],
+)
+def test_what_would_spoil_a_run_without_a_word_is_refused(parts, sentence):
+    tiny = ["method=fedasync", "model=logistic", "clients=4", "updates=6", "executor=serial", "tracking.enabled=false", "checkpoint.every=0"]
+    with pytest.raises(PersaflError, match=sentence):
+        persafl_lit.run(tiny, **parts)

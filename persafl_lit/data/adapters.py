@@ -27,6 +27,8 @@ from persafl_lit.data.trees import Nested, add_to, digest, layout, leaves, mappe
 from persafl_lit.errors import ConfigError, DataError, located, shown
 from persafl_lit.streams import rng
 
+MANY_CLASSES = 10_000
+"""More than these, and more than there are labels, is taken for a mistake unless `data.classes` says so."""
 PROBED = 64
 """Samples that are read more than once to see whether they change."""
 BLOCK = 256
@@ -538,7 +540,15 @@ def _where(wrong: Tensor, sources: Sources) -> str:
 def _classes(labels: Tensor | None, classes: int | None) -> int:
     if classes is not None or labels is None:
         return classes or 0
-    return math.prod(labels.shape[1:]) if labels.is_floating_point() else int(labels.max()) + 1
+    if labels.is_floating_point():
+        return math.prod(labels.shape[1:])
+    found = int(labels.max()) + 1
+    if found > max(MANY_CLASSES, labels.numel()):
+        raise DataError(
+            f"the labels go up to {found - 1}, which makes {found:,} classes for {labels.numel():,} of them; "
+            "number the classes from 0 on, or set data.classes"
+        )
+    return found
 
 
 def _task(first: Any, labels: Tensor | None) -> Task:
