@@ -33,7 +33,7 @@ from persafl_lit.plugins import exits_refused
 from persafl_lit.registry import TABLES as REGISTRY
 from persafl_lit.registry import is_class, make, make_listed, make_metric, record, resolve, same, source_of
 from persafl_lit.server import RULES, ControlVariates, Rule
-from persafl_lit.settings import ADDED, Checkpoints, Eval, Method, Tracking, choice, positive
+from persafl_lit.settings import ADDED, SIGNS, Checkpoints, Eval, Method, Tracking, choice, positive
 from persafl_lit.sharing import Sharing
 from persafl_lit.timeline import SCHEDULES, Setting, Timeline, check_timeline
 from persafl_lit.typed import coerce, coerced, construct, defaults, hints, keys
@@ -207,6 +207,15 @@ class Config:
         """Metrics by name, made anew; those that were given from Python are there already."""
         described: Any = self.eval.metrics
         return {about["name"]: given[about["name"]] if about["name"] in given else make_metric(about, self.allow_code) for about in described}
+
+    def metric_sign(self, name: str) -> int:
+        """+1 if higher values of a metric are better, -1 if lower, 0 if that is not known before it is measured."""
+        if name in self.eval.direction:
+            return SIGNS[self.eval.direction[name]]
+        described: Any = self.eval.metrics
+        made = [make_metric(about, self.allow_code) for about in described if about["name"] == name]
+        higher = getattr(made[0], "higher_is_better", None) if made else None
+        return 0 if higher is None else 1 if higher else -1
 
     def plugins(self) -> list[str]:
         """What of the run comes from outside, with versions."""

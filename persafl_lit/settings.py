@@ -77,11 +77,9 @@ class Eval:
     """Also measure `grad_norm_sq`, the squared norm of the gradient of the method's own cost over all clients' data: what the theorems bound."""
 
     metrics: tuple[str | dict[str, Any], ...] = ()
-    """Metrics beside loss and accuracy: ours (`f1`, `auroc`, `ece`, `perplexity`, `mae`, ...), an entry point or package.module.metric; with
-    another name and arguments, `{name: top3, metric: top5, k: 3}`."""
+    """Metrics beside loss and accuracy: `f1`, `auroc`, `mae`, ..., an entry point or package.module.metric, or `{name: top3, metric: top5, k: 3}`."""
     direction: dict[str, Literal["higher", "lower"]] = field(default_factory=dict)
-    """Which values of a metric are better, `eval.direction.NAME=higher`, where it does not say so itself (`higher_is_better`): needed to select
-    by it, and for its `worst_decile` and `gap`."""
+    """`eval.direction.NAME=higher|lower`, where a metric does not say which is better: to select by it, and for its `worst_decile` and `gap`."""
 
     def __post_init__(self) -> None:
         positive("eval.every", self.every)

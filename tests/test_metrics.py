@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 from persafl_lit import compose, run
 from persafl_lit.errors import ConfigError, ModelError
+from persafl_lit.sweep.plan import plan_of
+from persafl_lit.sweep.source import Source
 
 QUIET = ["tracking.enabled=false", "checkpoint.every=0", "executor=serial", "model=logistic", "clients=3", "updates=6", "eval.finetune=none"]
 
@@ -111,3 +113,17 @@ def test_names_are_checked_before_anything_runs():
         run([*QUIET, "eval.metrics=[aurok]"])
     with pytest.raises(ConfigError, match="loss is measured anyway"):
         run(QUIET, metrics={"loss": confidence})
+
+
+def test_a_sweep_selects_by_a_metric_whose_direction_is_known():
+    def plan(metric, *overrides):
+        text = f"overrides: {[*overrides]}\ngrid:\n  - {{method: fedasync}}\nselect: {{metric: {metric}}}\n"
+        return plan_of(Source("s.yaml", text), "s")
+
+    summary = {"metrics": {"ece": {"val": 0.25}}, "accuracy": {"val": 0.5}, "loss": {"val": 1.0}, "versions": 1, "updates": 1}
+    assert plan("ece.val", "eval.metrics=[ece]").select.score(summary) == -0.25
+    assert plan("ece.val", "eval.direction.ece=higher").select.score(summary) == 0.25
+    with pytest.raises(ConfigError, match="it is not known which values are better"):
+        plan("ece.val")
+    with pytest.raises(ConfigError, match="nothing is chosen on test data"):
+        plan("ece.test", "eval.metrics=[ece]")
