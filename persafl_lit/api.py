@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -19,14 +20,15 @@ from persafl_lit.checkpoint import Checkpoint
 from persafl_lit.client import build_backbone, build_from_class, check_backbone
 from persafl_lit.config import Config, compose
 from persafl_lit.data.adapters import brings_clients, described
-from persafl_lit.errors import CallbackError, ConfigError, DivergenceError, ModelError, PersaflError, TakenError, located
-from persafl_lit.evaluate import Point, accuracy_of, evaluation_cost, loss_of
+from persafl_lit.errors import CallbackError, ConfigError, DivergenceError, ModelError, PersaflError, TakenError, located, shown
+from persafl_lit.evaluate import Point, Scores, accuracy_of, evaluation_cost, further_of, loss_of, signs_of
 from persafl_lit.executors import Executor, Processes, Serial, Work, Worker, make_fabric
 from persafl_lit.experiment import Experiment, evaluated_clients, evaluation_moments
 from persafl_lit.finetune import Finetune, further_rule
 from persafl_lit.limits import cores
+from persafl_lit.metrics import Metrics
 from persafl_lit.plugins import exits_refused
-from persafl_lit.registry import resolve
+from persafl_lit.registry import path_of, resolve
 from persafl_lit.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ class Result:
     def curves(self) -> dict[str, list[float]]:
         """Columns over the evaluation points: sim_time, updates, accuracy.*, loss.* and what training saw."""
         rows = [{"sim_time": point.sim_time, "updates": point.updates} | point.metrics() for point in self.points]
-        return {name: [row[name] for row in rows] for name in rows[0]}
+        return {name: [row.get(name, math.nan) for row in rows] for name in rows[0]}
 
     def clients(self) -> list[dict[str, float]]:
         """The last point, one row per client, with its number of arrivals."""
@@ -103,6 +105,11 @@ class Result:
         held_out: dict[str, Any] = {"clients": len(last.held_out)}
         if last.held_out:
             held_out |= {"accuracy": _null_for_nan(accuracy_of(last.held_out)), "loss": _null_for_nan(loss_of(last.held_out))}
+            held_out |= {"metrics": metrics} if (metrics := _further(last.held_out)) else {}
+        beside = {
+            rule: {**_null_for_nan(values), **({"metrics": found} if (found := _further(last.scores, rule)) else {})}
+            for rule, values in last.beside().items()
+        }
         return {
             "run_id": self.run_id,
             "method": self.config.name,
@@ -120,7 +127,8 @@ class Result:
             "accuracy": _null_for_nan(last.accuracy()),
             "loss": _null_for_nan(last.loss()),
             "holdout": held_out,
-            "beside": {rule: _null_for_nan(values) for rule, values in last.beside().items()},
+            "metrics": _further(last.scores),
+            "beside": beside,
             "evaluations": {"made": len(self.points), "thinned_from": self.thinned_from},
             "first_weights": self.first_weights,
             "evaluation_share": self.evaluation_share,
@@ -142,6 +150,7 @@ def run(
     finetune: Finetune | type[Finetune] | None = None,
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Logger] = (),
+    metrics: Mapping[str, Any] | None = None,
     resume: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
     tags: dict[str, str] | None = None,
@@ -157,7 +166,8 @@ def run(
 
     `objective`, `rule`, `schedule`, `delays` and `finetune` are classes or objects of ours or yours, recorded by class and field values as if
     the config had named them. `callbacks` are told what happens (`persafl_lit.Callback` has the hooks) and `loggers` are Lightning's (CSV,
-    TensorBoard, ...): they get the metrics of every evaluation with step = updates. When `should_stop()` turns true, the run writes a
+    TensorBoard, ...): they get the metrics of every evaluation with step = updates. `metrics` are measured beside loss and accuracy, by name:
+    functions of (module(inputs), targets) or torchmetrics' objects (docs/extending.md). When `should_stop()` turns true, the run writes a
     checkpoint and raises `Interrupted`. With `resume`, an interrupted run of the same config goes on. `tags` go to the MLflow run; with
     `run_id` that is not a new one but this. `wait_seconds` is how long to wait for another process that is doing the same run to end.
     """
@@ -170,6 +180,8 @@ def run(
         config = config.with_model(f"{cls.__module__}.{cls.__qualname__}", layers)
     if data is not None:
         config = config.with_data(described(data), brings_clients(data))
+    if metrics:
+        config = config.with_metrics(checked_metrics(metrics))
     with quiet_single_threaded_torch(), exits_refused():
         wall_start = time.monotonic()
         federation = config.federation(data)
@@ -184,7 +196,7 @@ def run(
         tracker = _tracker(config, run_id, tags, should_stop)
         told = [*callbacks, *config.listed("callbacks"), *([tracker] if tracker else [])]
         fabric = make_fabric(config.accelerator, config.devices, config.precision, told, [*loggers, *config.listed("loggers")])
-        worker = Worker(work_of(config, federation, _copied(backbone)), fabric)
+        worker = Worker(work_of(config, federation, _copied(backbone), metrics or {}), fabric)
         evaluated = evaluated_clients(federation, config.eval.clients, config.seed)
         affordable = affordable_evaluations(worker.work, timeline, evaluated)
         wanted, moments = (evaluation_moments(timeline.horizon, config.eval.every, most) for most in (math.inf, affordable))
@@ -299,13 +311,27 @@ def _notes(experiment: Experiment) -> tuple[str, ...]:
         why = f"only {len(timeline)} updates arrived and the server waits for {buffer}; raise horizon or lower method.buffer"
         why = f"none of {len(timeline)} updates entered it" if len(timeline) >= buffer or skipped == len(timeline) else why
         notes.append(f"the model never changed: {why}. This is no result: sweeps and reports leave it out")
+    scores = experiment.points[-1].scores + experiment.points[-1].held_out
+    for name in signs_of(scores):
+        missing = [score.client for score in scores if math.isnan(score.own.value(name, "val")) or math.isnan(score.own.value(name, "test"))]
+        if missing:
+            where = f"{len(missing)} of {len(scores)} clients, client {missing[0]} first"
+            notes.append(f"the metric {name} has no value (nan) for {where}; its means are over the others")
     if skipped:
         notes.append(f"{skipped} of {len(timeline)} updates were not finite, or made the model so, and were skipped; lower eta or set clip")
     return tuple(notes)
 
 
-def work_of(config: Config, federation: Federation, backbone: L.LightningModule) -> Work:
-    """What the workers must know of a config."""
+def checked_metrics(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Metrics from Python by name, each with the path of its function or class."""
+    for name, metric in metrics.items():
+        if not callable(metric) or isinstance(metric, type):
+            raise ConfigError(f"the metric {name!r} must be a function of (module(inputs), targets) or a torchmetrics object; got {shown(metric)}")
+    return {name: path_of(metric if hasattr(metric, "__qualname__") else type(metric)) for name, metric in metrics.items()}
+
+
+def work_of(config: Config, federation: Federation, backbone: L.LightningModule, metrics: Mapping[str, Any] = MappingProxyType({})) -> Work:
+    """What the workers must know of a config, and of metrics that were passed from Python."""
     objective = config.objective()
     rules: dict[str, Finetune] = {config.eval.finetune["name"]: config.build("eval.finetune")}
     for name in config.eval.beside:
@@ -331,6 +357,7 @@ def work_of(config: Config, federation: Federation, backbone: L.LightningModule)
         config.derivatives,
         config.buffers(),
         config.local,
+        Metrics(copy.deepcopy(config.metrics(metrics)), config.eval.direction),
     )
 
 
@@ -380,6 +407,13 @@ def quiet_single_threaded_torch() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _further(scores: Sequence[Scores], rule: str | None = None) -> dict[str, dict[str, Any]]:
+    """Metrics beside accuracy and loss, with the direction in which they improve."""
+    directions = {1: "higher", -1: "lower", 0: None}
+    signs = signs_of(scores)
+    return {name: {**_null_for_nan(values), "direction": directions[signs[name]]} for name, values in further_of(scores, rule).items()}
 
 
 def _null_for_nan(values: dict[str, float]) -> dict[str, float | None]:

@@ -11,7 +11,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from persafl_lit.errors import CheckpointError, OtherRunError, TakenError, UnwritableError
-from persafl_lit.evaluate import Measured, Point, Scores
+from persafl_lit.evaluate import Measured, Point, Scores, Value
 from persafl_lit.lock import Lock
 from persafl_lit.messages import NO_VISIT, Tensors, Train
 from persafl_lit.sealed import read_sealed, write_sealed
@@ -175,13 +175,23 @@ def unpack_point(content: list[Any]) -> Point:
 
 def _numbers(scores: Sequence[Scores]) -> list[list[Any]]:
     return [
-        [score.client, score.samples, list(score.shared), list(score.own), {rule: list(found) for rule, found in score.beside.items()}]
+        [score.client, score.samples, _plain(score.shared), _plain(score.own), {rule: _plain(found) for rule, found in score.beside.items()}]
         for score in scores
     ]
 
 
 def _scores(rows: list[list[Any]]) -> tuple[Scores, ...]:
     return tuple(
-        Scores(client, samples, Measured(*shared), Measured(*own), {rule: Measured(*found) for rule, found in beside.items()})
+        Scores(client, samples, _measured(shared), _measured(own), {rule: _measured(found) for rule, found in beside.items()})
         for client, samples, shared, own, beside in rows
     )
+
+
+def _plain(measured: Measured) -> list[Any]:
+    return [*measured[:4], {name: list(value) for name, value in measured.further.items()}]
+
+
+def _measured(content: list[Any]) -> Measured:
+    val_accuracy, test_accuracy, val_loss, test_loss, *further = content
+    named = {name: Value(*value) for name, value in further[0].items()} if further else {}
+    return Measured(val_accuracy, test_accuracy, val_loss, test_loss, named)

@@ -19,7 +19,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from persafl_lit.buffers import Buffers
 from persafl_lit.data import DATASETS, CustomData
@@ -30,9 +31,9 @@ from persafl_lit.objectives import OBJECTIVES, Moreau, Objective
 from persafl_lit.optimizers import Local
 from persafl_lit.plugins import exits_refused
 from persafl_lit.registry import TABLES as REGISTRY
-from persafl_lit.registry import is_class, make, make_listed, record, resolve, same, source_of
+from persafl_lit.registry import is_class, make, make_listed, make_metric, record, resolve, same, source_of
 from persafl_lit.server import RULES, ControlVariates, Rule
-from persafl_lit.settings import ADDED, Checkpoints, Eval, Method, Tracking, choice, positive
+from persafl_lit.settings import ADDED, SIGNS, Checkpoints, Eval, Method, Tracking, choice, positive
 from persafl_lit.sharing import Sharing
 from persafl_lit.timeline import SCHEDULES, Setting, Timeline, check_timeline
 from persafl_lit.typed import coerce, coerced, construct, defaults, hints, keys
@@ -197,11 +198,31 @@ class Config:
         """The callbacks or the loggers, made anew."""
         return [make_listed(key, described, self.allow_code) for described in getattr(self, key)]
 
+    def with_metrics(self, names: Mapping[str, str]) -> Config:
+        """The same run with metrics that were passed from Python: recorded by their name and class or function."""
+        listed = (*self.eval.metrics, *({"name": name, "metric": path} for name, path in names.items()))
+        return dataclasses.replace(self, eval=dataclasses.replace(self.eval, metrics=listed))
+
+    def metrics(self, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+        """Metrics by name, made anew; those that were given from Python are there already."""
+        described: Any = self.eval.metrics
+        return {about["name"]: given[about["name"]] if about["name"] in given else make_metric(about, self.allow_code) for about in described}
+
+    def metric_sign(self, name: str) -> int:
+        """+1 if higher values of a metric are better, -1 if lower, 0 if that is not known before it is measured."""
+        if name in self.eval.direction:
+            return SIGNS[self.eval.direction[name]]
+        described: Any = self.eval.metrics
+        made = [make_metric(about, self.allow_code) for about in described if about["name"] == name]
+        higher = getattr(made[0], "higher_is_better", None) if made else None
+        return 0 if higher is None else 1 if higher else -1
+
     def plugins(self) -> list[str]:
         """What of the run comes from outside, with versions."""
         named = [(key, get(self.values, key if key.startswith("method.") else f"{key}.name")) for key in (*PARTS.values(), "data", "model")]
         named += [(key, described["name"]) for key in ("callbacks", "loggers") for described in getattr(self, key)]
         named += [("eval.finetune", name) for name in self.eval.beside if is_class("eval.finetune", name)]
+        named += [("eval.metrics", about.get("metric", about["name"])) for about in cast(Any, self.eval.metrics)]
         return sorted({source for key, name in named if (source := source_of(key, name, self.allow_code))})
 
     def label(self) -> str:

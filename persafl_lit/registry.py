@@ -8,6 +8,7 @@ by the same names and values.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import types
@@ -32,6 +33,7 @@ T = TypeVar("T")
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 LOGGERS = {"csv": "lightning.pytorch.loggers.CSVLogger", "tensorboard": "lightning.pytorch.loggers.TensorBoardLogger"}
 """By path: importing them takes long."""
+METRICS = {name: f"persafl_lit.metrics.{name}" for name in ("f1", "precision", "recall", "auroc", "ece", "top5", "perplexity", "mae", "mse")}
 LOGS = {"save_dir": "logs"}
 """What these take unless told otherwise."""
 HELD = (float, int, bool, str, type(None), Any)
@@ -68,7 +70,7 @@ TABLES = {
         Table("schedule", "schedules", SCHEDULES, Schedule),
         Table("delays", "delays", DELAYS, Delays),
         Table("eval.finetune", "finetune", FINETUNES, Finetune),
-        Table("eval.metrics", "metrics", {}, settings=False),
+        Table("eval.metrics", "metrics", METRICS, settings=False),
         Table("callbacks", "callbacks", {}, needs=HOOKS, some=True, settings=False),
         Table("loggers", "loggers", LOGGERS, needs=("log_metrics", "finalize"), settings=False),
     )
@@ -113,6 +115,8 @@ def _checked(key: str, found: Any, said: str) -> Any:
     """Refuse what cannot be a choice of this table, before anything is made of it."""
     table = TABLES[key]
     kind = key.rpartition(".")[2]
+    if table.kind == "metrics" and callable(found):
+        return found
     if not isinstance(found, type):
         raise ConfigError(f"{said} is no class but {shown(found)}")
     if table.base is not None and not issubclass(found, table.base):
@@ -179,6 +183,22 @@ def make_listed(key: str, described: Mapping[str, Any], allow_code: bool) -> Any
         raise
     except BaseException as error:  # the user's code may raise anything
         raise ConfigError(f"{key}: {name} cannot be made with {shown(args)}: {located(error)}") from error
+
+
+def make_metric(described: Mapping[str, Any], allow_code: bool) -> Any:
+    """A metric as the config describes it: an object of a class, or a function, with its arguments."""
+    name = described.get("metric", described["name"])
+    args = {key: value for key, value in described.items() if key not in ("name", "metric")}
+    found = resolve("eval.metrics", name, allow_code)
+    if not (isinstance(found, type) or name in METRICS):
+        return functools.partial(found, **args) if args else found
+    try:
+        with plugins.exits_refused():
+            return found(**args)
+    except (PersaflError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # the user's code may raise anything
+        raise ConfigError(f"eval.metrics: {name} cannot be made with {shown(args)}: {located(error)}") from error
 
 
 # -- from objects to names --------------------------------------------------------------------------------------------

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from persafl_lit.errors import ConfigError, shown
 from persafl_lit.limits import MOST_SECONDS, at_most
 
 LONGEST_NAME = 250
+MEASURED = ("accuracy", "loss")
+"""What every evaluation measures."""
+SIGNS = {"higher": 1, "lower": -1}
 ADDED: dict[str, Any] = {
     "derivatives": "auto",
     "delays.per_gradient": 0.0,
@@ -22,6 +26,8 @@ ADDED: dict[str, Any] = {
     "local.weight_decay": 0.0,
     "local.keep_state": False,
     "callbacks": [],
+    "eval.metrics": [],
+    "eval.direction": {},
 }
 """Keys that 0.1 did not have, with the value that means what it did: they are no part of a run's hash then."""
 ADDED_BESIDE = {
@@ -36,6 +42,8 @@ ADDED_BESIDE = {
     "local.momentum": "seed",
     "local.weight_decay": "seed",
     "local.keep_state": "seed",
+    "eval.metrics": "seed",
+    "eval.direction": "seed",
 }
 """For each of them, a key of 0.1 that only the runs have to which it applies."""
 
@@ -68,8 +76,20 @@ class Eval:
     gradient: bool = False
     """Also measure `grad_norm_sq`, the squared norm of the gradient of the method's own cost over all clients' data: what the theorems bound."""
 
+    metrics: tuple[str | dict[str, Any], ...] = ()
+    """Metrics beside loss and accuracy: `f1`, `auroc`, `mae`, ..., an entry point or package.module.metric, or `{name: top3, metric: top5, k: 3}`."""
+    direction: dict[str, Literal["higher", "lower"]] = field(default_factory=dict)
+    """`eval.direction.NAME=higher|lower`, where a metric does not say which is better: to select by it, and for its `worst_decile` and `gap`."""
+
     def __post_init__(self) -> None:
         positive("eval.every", self.every)
+        described = [describe_metric(metric) for metric in self.metrics if metric not in MEASURED]
+        names = [metric["name"] for metric in described]
+        for name in (*names, *self.direction):
+            check_metric_name(name)
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"eval.metrics has two metrics {twice[0]!r}; name one of them otherwise, {{name: ..., metric: {twice[0]}}}")
+        object.__setattr__(self, "metrics", tuple(described))
         if self.clients is not None and self.clients < 1:
             raise ConfigError(f"eval.clients must be >= 1 or null; got {self.clients}")
 
@@ -120,3 +140,20 @@ class Tracking:
 def positive(key: str, value: float | None) -> None:
     if value is not None and not value > 0:
         raise ConfigError(f"{key} must be > 0; got {value!r}")
+
+
+def describe_metric(value: str | dict[str, Any]) -> dict[str, Any]:
+    """`name` is what the metric is called, `metric` what it is, if that is something else; what else there is are arguments."""
+    described: dict[str, Any] = {"metric": value} if isinstance(value, str) else dict(value)
+    metric = described.pop("metric", described.get("name"))
+    name = described.pop("name", str(metric).rpartition(".")[2])
+    if not isinstance(metric, str) or not isinstance(name, str):
+        raise ConfigError(f"eval.metrics is a list of names such as f1, or of {{name: mine, metric: package.module.metric, ...}}; got {shown(value)}")
+    return {"name": name, **({} if metric == name else {"metric": metric}), **described}
+
+
+def check_metric_name(name: Any) -> None:
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w{0,99}", name, re.ASCII):
+        raise ConfigError(f"a metric's name is a word of letters, digits and '_'; got {shown(name)}")
+    if name in MEASURED:
+        raise ConfigError(f"{name} is measured anyway, so no other metric can have this name; call it my_{name}")

@@ -20,6 +20,7 @@ from persafl_lit.evaluate import Scores, average_statistics, evaluate_client, wh
 from persafl_lit.finetune import Finetune
 from persafl_lit.loss import changing_buffers
 from persafl_lit.messages import CostGradient, Evaluate, Gradient, Message, Tensors, Train, Update
+from persafl_lit.metrics import Metrics
 from persafl_lit.objectives import Maml, Moreau, Objective, Step
 from persafl_lit.optimizers import VECTORS, Local
 from persafl_lit.sharing import Sharing
@@ -58,6 +59,7 @@ class Work:
     derivatives: str = "auto"
     buffers: Buffers = field(default_factory=Buffers)
     local: Local = field(default_factory=Local)
+    metrics: Metrics = field(default_factory=Metrics)
 
 
 class Worker:
@@ -199,7 +201,7 @@ class Worker:
         w = self.model(message.read["w"], message.memory)
         with torch.random.fork_rng(self._devices), self.autocast():
             self._load_statistics(message.client, w, message.read, message.memory)
-            scores = evaluate_client(self.module, self.federation, message.client, w, rules, work.batch_size, work.seed)
+            scores = evaluate_client(self.module, self.federation, message.client, w, rules, work.batch_size, work.seed, work.metrics)
         self._constants.check()
         return scores
 

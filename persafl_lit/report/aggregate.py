@@ -19,6 +19,7 @@ from scipy.special import stdtrit
 from persafl_lit.report.keys import Setting, setting_of, task_of, varied_keys
 from persafl_lit.report.palette import Style, style_of
 from persafl_lit.report.record import Record, model_changed
+from persafl_lit.settings import SIGNS
 
 UNKNOWN = "(unknown)"
 CONFIDENCE = 0.95
@@ -101,7 +102,8 @@ def final(record: Record, name: str) -> float:
     values = column(record, name)
     if len(values) and math.isfinite(values[-1]):
         return float(values[-1])
-    return in_summary(record, *name.split("."))
+    told = in_summary(record, *name.split("."))
+    return in_summary(record, "metrics", *name.split(".")) if math.isnan(told) else told
 
 
 def in_summary(record: Record, *path: str) -> float:
@@ -279,9 +281,15 @@ def wanted_metrics(records: Sequence[Record]) -> list[str]:
 def _select(records: Sequence[Record], measure: Measure) -> Measure:
     """What the runs' sweep chooses by, if they agree and every finished run has it; else what is reported."""
     wanted = wanted_metrics(records)
-    select = SELECTABLE.get(wanted[0], measure) if len(wanted) == 1 else measure
+    select = SELECTABLE.get(wanted[0]) or _further(records, wanted[0].removesuffix(".val")) or measure if len(wanted) == 1 else measure
     known = all(math.isfinite(final(record, select.val)) for record in records if usable(record, measure))
     return select if known else measure
+
+
+def _further(records: Sequence[Record], name: str) -> Measure | None:
+    """A metric beside accuracy and loss, if the runs say which of its values are better."""
+    told = {str(((record.summary or {}).get("metrics") or {}).get(name, {}).get("direction")) for record in records}
+    return Measure(name, SIGNS[direction]) if (direction := next(iter(told & set(SIGNS)), None)) else None
 
 
 def usable(record: Record, measure: Measure) -> bool:

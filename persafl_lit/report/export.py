@@ -79,6 +79,7 @@ def _further_scores(record: Record) -> list[str]:
     """Of the end, by further fine-tuning rules and of held-out clients, where there are any."""
     rules = _in_summary(record, "beside")
     groups = [*(f"beside.{rule}" for rule in rules or ()), "holdout.accuracy"]
+    groups += [f"metrics.{name}" for name in _in_summary(record, "metrics") or ()]
     return [key for group in groups for key in (f"{group}.val", f"{group}.test") if _in_summary(record, key) is not None]
 
 

@@ -46,7 +46,7 @@ def in_group(key: str, groups: Iterable[str]) -> bool:
 
 def is_neutral(key: str) -> bool:
     """Whether a key says only where, how fast or how often: runs that differ in it alone are the same experiment."""
-    return key in NEUTRAL or in_group(key, NEUTRAL_GROUPS)
+    return key in NEUTRAL or in_group(key, NEUTRAL_GROUPS) or key.startswith(("eval.metrics", "eval.direction"))
 
 
 def is_task(key: str) -> bool:

@@ -47,7 +47,12 @@ class Outcome:
     """The file that it is from, if it ran elsewhere."""
 
     def value(self, column: str) -> Any:
-        return None if self.summary is None else get(self.summary, column)
+        """By the key of a summary; of a metric beside accuracy and loss, NAME.test."""
+        if self.summary is None:
+            return None
+        name, _, about = column.partition(".")
+        further: Mapping[str, Any] = self.summary.get("metrics") or {}
+        return further[name].get(about) if name in further else get(self.summary, column) if name in self.summary else None
 
     @property
     def counts(self) -> bool:

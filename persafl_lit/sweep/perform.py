@@ -57,7 +57,7 @@ class Reporter:
             self._tell({"updates": experiment.state.arrivals, "total": self._total})
 
     def on_evaluation(self, point: Point) -> None:
-        metrics = {key: value for key, value in point.metrics().items() if key in ("accuracy.val", "accuracy.test", "loss.val", "loss.test")}
+        metrics = {key: value for key, value in point.metrics().items() if key.count(".") == 1 and key.endswith((".val", ".test"))}
         self._tell({"updates": point.updates, "total": self._total, "point": metrics})
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from persafl_lit.errors import ConfigError, closest
 from persafl_lit.report.record import model_changed
 from persafl_lit.settings import Tracking
 from persafl_lit.sweep.source import Source
-from persafl_lit.typed import coerce, construct
+from persafl_lit.typed import NOT_A_KEY, coerce, construct
 
 KEYS = ("name", "overrides", "grid", "seeds", "select", "search")
 METRICS = {"accuracy.val": 1, "loss.val": -1}
@@ -37,19 +37,23 @@ class Select:
     stages: str = "one"
 
     def __post_init__(self) -> None:
-        if self.metric not in METRICS:
-            raise ConfigError(f"select.metric must be {' or '.join(METRICS)} (nothing is chosen on test data); got {self.metric!r}")
+        if not re.fullmatch(r"[A-Za-z]\w*\.val", self.metric, re.ASCII):
+            raise ConfigError(f"select.metric must be {' or '.join(METRICS)} or NAME.val (nothing is chosen on test data); got {self.metric!r}")
         if self.stages not in ("one", "two"):
             raise ConfigError(f"select.stages must be one or two; got {self.stages!r}")
 
+    direction: int = field(default=0, metadata=NOT_A_KEY)
+    """Of a metric beside accuracy and loss: +1 if higher is better, -1 if lower."""
+
     @property
     def sign(self) -> int:
-        return METRICS[self.metric]
+        return METRICS.get(self.metric, self.direction)
 
     def score(self, summary: Mapping[str, Any]) -> float:
         """Higher is better; nan where a run does not have the metric, or trained nothing."""
         group, _, name = self.metric.partition(".")
-        value = summary[group][name]
+        found = summary[group] if self.metric in METRICS else (summary.get("metrics") or {}).get(group) or {}
+        value = found.get(name)
         return math.nan if value is None or not model_changed(summary) else self.sign * float(value)
 
 
@@ -147,7 +151,8 @@ def plan_of(source: Source, default_name: str, overrides: Iterable[str] = ()) ->
     common = _common(source) | asked
     search = _section(source, "search", Search)
     blocks = _blocks(source, search is not None)
-    plan = Plan(name, common, blocks, seeds, _section(source, "select", Select) or Select(), search, source)
+    select = _directed(source, _section(source, "select", Select) or Select(), common)
+    plan = Plan(name, common, blocks, seeds, select, search, source)
     for block in blocks:
         for key in (*block.fixed, *block.varied):
             if key == "seed":
@@ -155,6 +160,19 @@ def plan_of(source: Source, default_name: str, overrides: Iterable[str] = ()) ->
             if key in asked:
                 raise ConfigError(f"{key} is set by the grid ({plan.place(block, key)}) and on the command line; drop one")
     return plan
+
+
+def _directed(source: Source, select: Select, common: Mapping[str, Any]) -> Select:
+    """A metric that selects must say which values are better, before anything runs."""
+    if select.metric in METRICS:
+        return select
+    name = select.metric.removesuffix(".val")
+    config = compose({key: value for key, value in common.items() if key.startswith(("eval.metrics", "eval.direction", "allow_code"))})
+    sign = config.metric_sign(name)
+    if not sign:
+        why = f"overrides must list {name} under eval.metrics or, if the model logs it, say eval.direction.{name}=higher or lower"
+        raise source.refuse(("select",), f"select.metric={select.metric}: it is not known which values are better; {why}")
+    return replace(select, direction=sign)
 
 
 def _common(source: Source) -> dict[str, Any]:
