@@ -18,8 +18,9 @@ RESULTS = Path(__file__).parents[1] / "docs/results"
 @pytest.fixture
 def rendered(tmp_path: Path) -> Any:
     """The page, rendered anew from a copy of the CSV files; and the module that did it."""
-    shutil.copytree(RESULTS, tmp_path / "results", ignore=shutil.ignore_patterns("figures", "__pycache__"))
-    spec = importlib.util.spec_from_file_location("render", tmp_path / "results/render.py")
+    shutil.copytree(RESULTS.parents[1] / "sweeps", tmp_path / "sweeps")
+    shutil.copytree(RESULTS, tmp_path / "docs/results", ignore=shutil.ignore_patterns("figures", "__pycache__"))
+    spec = importlib.util.spec_from_file_location("render", tmp_path / "docs/results/render.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
