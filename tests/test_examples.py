@@ -19,7 +19,11 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 BLOCKS = re.findall(r"```(bash|python|yaml)\n(.*?)```", PAGE, flags=re.DOTALL)
 SMALL = ["clients=4", "updates=20", "horizon=null", "model=logistic", "eval.every=5", "executor=serial", "tracking.figures=false"]
-ARGUMENTS = {"own_data": ["updates=8", "executor=serial", "tracking.figures=false"], "resnet_batchnorm": ["--small"]}
+ARGUMENTS = {
+    "own_data": ["updates=8", "executor=serial", "tracking.figures=false"],
+    "resnet_batchnorm": ["--small"],
+    "text_perplexity": ["updates=12", "executor=serial", "tracking.figures=false"],
+}
 """Of those that bring a network of their own; all others are run SMALL."""
 
 
