@@ -175,14 +175,7 @@ def make_listed(key: str, described: Mapping[str, Any], allow_code: bool) -> Any
     """A callback or a logger from its `name` and its arguments."""
     name, args = described["name"], {key: value for key, value in described.items() if key != "name"}
     cls = resolve(key, name, allow_code)
-    args = args if name not in LOGGERS else LOGS | args
-    try:
-        with plugins.exits_refused():
-            return cls(**args)
-    except (PersaflError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # the user's code may raise anything
-        raise ConfigError(f"{key}: {name} cannot be made with {shown(args)}: {located(error)}") from error
+    return _called(cls, args if name not in LOGGERS else LOGS | args, f"{key}: {name}")
 
 
 def make_metric(described: Mapping[str, Any], allow_code: bool) -> Any:
@@ -192,13 +185,17 @@ def make_metric(described: Mapping[str, Any], allow_code: bool) -> Any:
     found = resolve("eval.metrics", name, allow_code)
     if not (isinstance(found, type) or name in METRICS):
         return functools.partial(found, **args) if args else found
+    return _called(found, args, f"eval.metrics: {name}")
+
+
+def _called(cls: Any, args: Mapping[str, Any], said: str) -> Any:
     try:
         with plugins.exits_refused():
-            return found(**args)
+            return cls(**args)
     except (PersaflError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the user's code may raise anything
-        raise ConfigError(f"eval.metrics: {name} cannot be made with {shown(args)}: {located(error)}") from error
+        raise ConfigError(f"{said} cannot be made with {shown(dict(args))}: {located(error)}") from error
 
 
 # -- from objects to names --------------------------------------------------------------------------------------------

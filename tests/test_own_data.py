@@ -34,6 +34,7 @@ from persafl_lit.data.indexed import Indexed
 from persafl_lit.errors import CheckpointError, ConfigError, DataError, Interrupted
 from persafl_lit.evaluate import measure
 from persafl_lit.loss import FlatLoss
+from tests.test_resume import Stopper
 
 ROOT = Path(__file__).parent.parent
 QUIET = ["tracking.enabled=false", "checkpoint.every=0"]
@@ -279,19 +280,6 @@ def test_a_small_client_gets_other_random_transforms_in_every_step():
     federation = made([Noisy(5)])
     one, two = (batch.data[0] for batch in federation.batches(0, "D", 0, steps=2, size=50, seed=0))
     assert not torch.equal(one, two)
-
-
-class Stopper:
-    """Asks a run to stop after so many updates."""
-
-    def __init__(self, updates):
-        self.left = updates
-
-    def __call__(self):
-        return self.left <= 0
-
-    def on_update(self):
-        self.left -= 1
 
 
 @pytest.mark.parametrize("more", [[], BY_INDEX], ids=["memory", "index"])

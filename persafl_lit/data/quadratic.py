@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from persafl_lit.errors import ConfigError, DataError, first_line, shown
-from persafl_lit.inputs import plain_file
-from persafl_lit.limits import MOST_BYTES, MOST_NUMBERS
+from persafl_lit.data.npz import load_npz
+from persafl_lit.errors import ConfigError, DataError, shown
+from persafl_lit.limits import MOST_NUMBERS
 from persafl_lit.streams import rng
 
 if TYPE_CHECKING:
@@ -86,19 +85,8 @@ class Quadratic:
 
 def read_npz(path: str) -> dict[str, np.ndarray]:
     """`H`, `a` and `w0` (zeros by default) of a file, as float64; nothing in it is unpickled."""
-    whole = "write it with numpy.savez(path, H=H, a=a)"
-    if not zipfile.is_zipfile(plain_file(path, DataError)):
-        raise DataError(f"cannot read {shown(path)} as an npz of numbers: it is not an npz file at all; {whole}")
-    try:
-        with zipfile.ZipFile(path) as packed:
-            size = sum(member.file_size for member in packed.infolist())
-        if size > MOST_BYTES:
-            raise DataError(f"it unpacks to {size:,} bytes, more than the {MOST_BYTES:,} that are read")
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: np.asarray(file[name]).astype(np.float64, casting="same_kind") for name in file.files if name in ("H", "a", "w0")}
-    except Exception as error:  # a damaged file can raise anything
-        why = "it holds Python objects, which are never unpickled" if "allow_pickle" in str(error) else first_line(error)
-        raise DataError(f"cannot read {shown(path)} as an npz of numbers: {why}; {whole}") from None
+    said, write = f"cannot read {shown(path)} as an npz of numbers", "write it with numpy.savez(path, H=H, a=a)"
+    arrays = load_npz(path, ("H", "a", "w0"), said, write, lambda array: array.astype(np.float64, casting="same_kind"))
     for name in ("H", "a"):
         if name not in arrays:
             raise DataError(f"{path}: no array {name!r} in it; it needs H (n, d, d) and a (n, d)")
