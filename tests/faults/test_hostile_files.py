@@ -143,7 +143,7 @@ def test_a_file_that_is_no_npz_says_so(tmp_path):
 
 
 def test_an_npz_that_unpacks_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("persafl_lit.data.quadratic.MOST_BYTES", 10_000)
+    monkeypatch.setattr("persafl_lit.data.npz.MOST_BYTES", 10_000)
     with zipfile.ZipFile("x.npz", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("H.npy", b"\0" * 20_000)
     with pytest.raises(DataError, match=r"unpacks to 20,000 bytes, more than the 10,000"):
