@@ -2,22 +2,28 @@
 
     python docs/results/pfedme_mnist/study.py DATA_ROOT     writes readings.csv beside this file
 
-A free-standing numpy loop, independent of persafl_lit, so that readings which persafl_lit refuses (an inner solver that is
-not reset between local steps) can be tried too. The setting of the table: 20 clients with 2 labels each, S = 5 clients a
-round, R = 20 local rounds, K = 5 inner steps, lambda = 15, batches of 20, 800 rounds, inner step 0.1.
+A free-standing numpy loop, independent of persafl_lit, so that readings which persafl_lit refuses (an inner solver that
+is not reset between local steps) can be tried too. The setting of the table: 20 clients with 2 labels each, S = 5
+clients a round, R = 20 local rounds, K = 5 inner steps, lambda = 15, batches of 20, 800 rounds, inner step 0.1.
 
 Varied:
+  samples  `disjoint`: no sample belongs to two clients; `shared`: as the published generator deals them. It cuts each
+           label into four pieces of random size, but its position within the label is a boolean (a left-over of an
+           earlier line), so that every piece starts at the first sample of its label: clients with a common label hold
+           the same samples, and what one client is tested on is among the training data of others. The sizes of the
+           paper's section 5.1 (1165 to 3834 training samples) come out exactly.
   pixels   `standard`: each pixel minus its mean, divided by its deviation (what the published generator does);
            `normalised`: all pixels by one mean and one deviation; `unit`: pixels in [0, 1]
-  start    of the inner problem: `reset` at w_{i,r} in every local step, as in the paper's Algorithm 1, or `carried` over from
-           the step before, as in the published code
-  steps    `same`: eta = 0.005, beta = 1 (the paper's curves); `tuned`: eta = 0.01, beta = 2 (the published command for the table)
-Measured on all clients' test data, weighted by samples, at the end and (`best_...`) at the best of the evaluations, which is how
-the published scripts summarise a run:
+  start    of the inner problem: `reset` at w_{i,r} in every local step, as in the paper's Algorithm 1, or `carried`
+           over from the step before, as in the published code; `fedavg`: no inner problem, plain SGD
+  steps    `same`: eta = 0.005, beta = 1 (the paper's curves); `tuned`: eta = 0.01, beta = 2 (the published command for
+           the table); for FedAvg eta = 0.005 and 0.02, beta = 1
+Measured on all clients' test data, weighted by samples, at the end and (`best_...`) at the best of the evaluations,
+which is how the published scripts summarise a run:
   global     the shared w
   theta_w    theta_i(w): K inner steps from the shared w on one batch, the paper's definition of the personalised model
-  local      w_{i,R}, the client's local model after R local steps from w: what the published code evaluates, because its list of
-             personalised parameters aliases the live model, which is overwritten by the local model first
+  local      w_{i,R}, the client's local model after R local steps from w: what the published code evaluates, because
+             its list of personalised parameters aliases the live model, which is overwritten by the local model first
   theta_R    the inner solution of the last local step
 """
 
@@ -32,6 +38,7 @@ from torchvision.datasets import MNIST
 
 CLIENTS, LABELS, COHORT, LOCAL, INNER, LAM, INNER_LR, BATCH, ROUNDS, EVERY = 20, 2, 5, 20, 5, 15.0, 0.1, 20, 800, 20
 STEPS = {"same": (0.005, 1.0), "tuned": (0.01, 2.0)}
+FEDAVG_STEPS = {"same": (0.005, 1.0), "tuned": (0.02, 1.0)}
 
 
 def pixels(root: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
@@ -47,8 +54,33 @@ def pixels(root: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([x, np.ones((len(x), 1), np.float32)], axis=1), y  # the last column is the bias
 
 
+def shared(y: np.ndarray, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(train, test) indices of each client as the published generator gives them: every piece starts at the first
+    sample of its label, at the second where another client had the label before; pieces are cut with numpy's seed 1."""
+    cuts = np.random.RandomState(1)
+    pieces: list[list[int]] = []
+    for label in range(10):
+        left, sizes = int((y == label).sum()), []
+        for _ in range(3):
+            sizes.append(int(cuts.randint(left // 5, left // 2)))
+            left -= sizes[-1]
+        pieces.append([*sizes, left])
+    in_turn = iter([sizes[turn] for turn in range(4) for sizes in pieces])
+    seen: set[int] = set()
+    parts = []
+    for client in range(CLIENTS):
+        held = []
+        for label in (client % 10, (client + 1) % 10):
+            held.append(np.flatnonzero(y == label)[int(label in seen) : next(in_turn)])
+            seen.add(label)
+        mine = rng.permutation(np.concatenate(held))
+        parts.append((mine[: len(mine) * 3 // 4], mine[len(mine) * 3 // 4 :]))
+    return parts
+
+
 def deal(y: np.ndarray, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(train, test) indices of each client: labels u and u + 1 mod 10, shares of random size, three quarters for training."""
+    """(train, test) indices of each client: labels u and u + 1 mod 10, shares of random size, three quarters for
+    training."""
     held: list[list[np.ndarray]] = [[] for _ in range(CLIENTS)]
     for label in range(10):
         owners = [client for client in range(CLIENTS) if (label - client) % 10 < LABELS]
@@ -76,53 +108,74 @@ def inner(theta: np.ndarray, w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.
     return theta
 
 
-def local(w: np.ndarray, x: np.ndarray, y: np.ndarray, eta: float, carried: bool, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """R local steps of pFedMe: (w_{i,R}, the last theta)."""
+def local(
+    w: np.ndarray, x: np.ndarray, y: np.ndarray, eta: float, start: str, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """R local steps of pFedMe: (w_{i,R}, the last theta); of FedAvg: the local model twice."""
     mine = theta = w
     for _ in range(LOCAL):
         batch = rng.integers(len(y), size=BATCH)
-        theta = inner(theta if carried else mine, mine, x[batch], y[batch])
-        mine = mine - eta * LAM * (mine - theta)
+        if start == "fedavg":
+            mine = theta = mine - eta * gradient(mine, x[batch], y[batch])
+        else:
+            theta = inner(theta if start == "carried" else mine, mine, x[batch], y[batch])
+            mine = mine - eta * LAM * (mine - theta)
     return mine, theta
 
 
 def measure(
-    w: np.ndarray, x: np.ndarray, y: np.ndarray, parts: list[tuple[np.ndarray, np.ndarray]], eta: float, carried: bool, rng: np.random.Generator
+    w: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
+    parts: list[tuple[np.ndarray, np.ndarray]],
+    eta: float,
+    start: str,
+    rng: np.random.Generator,
 ) -> dict[str, float]:
     hits = dict.fromkeys(("global", "theta_w", "local", "theta_R"), 0)
     for train, test in parts:
         batch = train[rng.integers(len(train), size=BATCH)]
-        mine, theta = local(w, x[train], y[train], eta, carried, rng)
-        for name, model in {"global": w, "theta_w": inner(w, w, x[batch], y[batch]), "local": mine, "theta_R": theta}.items():
+        mine, theta = local(w, x[train], y[train], eta, start, rng)
+        for name, model in {
+            "global": w,
+            "theta_w": inner(w, w, x[batch], y[batch]),
+            "local": mine,
+            "theta_R": theta,
+        }.items():
             hits[name] += int(((x[test] @ model).argmax(1) == y[test]).sum())
     return {name: count / sum(len(test) for _, test in parts) for name, count in hits.items()}
 
 
-def study(x: np.ndarray, y: np.ndarray, carried: bool, eta: float, beta: float, seed: int) -> dict[str, float]:
+def study(
+    x: np.ndarray, y: np.ndarray, samples: str, start: str, eta: float, beta: float, seed: int
+) -> dict[str, float]:
     rng = np.random.default_rng(seed)
-    parts = deal(y, rng)
+    parts = {"disjoint": deal, "shared": shared}[samples](y, rng)
     w = rng.uniform(-1, 1, (785, 10)).astype(np.float32) / np.float32(28)
     measured = []
     for number in range(1, ROUNDS + 1):
         cohort = rng.choice(CLIENTS, COHORT, replace=False)
         weights = np.array([len(parts[client][0]) for client in cohort], dtype=np.float32)
-        models = [local(w, x[parts[client][0]], y[parts[client][0]], eta, carried, rng)[0] for client in cohort]
+        models = [local(w, x[parts[client][0]], y[parts[client][0]], eta, start, rng)[0] for client in cohort]
         mean = np.tensordot(weights / weights.sum(), np.stack(models), 1)
         w = ((1 - beta) * w + beta * mean).astype(np.float32)
         if number % EVERY == 0:
-            measured.append(measure(w, x, y, parts, eta, carried, rng))
+            measured.append(measure(w, x, y, parts, eta, start, rng))
     return measured[-1] | {f"best_{name}": max(found[name] for found in measured) for name in measured[-1]}
 
 
 def main() -> None:
     rows = []
-    for kind in ("standard", "normalised", "unit"):
+    readings = [(kind, "disjoint") for kind in ("standard", "normalised", "unit")] + [("standard", "shared")]
+    for kind, samples in readings:
         x, y = pixels(sys.argv[1], kind)
-        for start in ("reset", "carried"):
-            for steps, (eta, beta) in STEPS.items():
+        for start in ("reset", "carried", "fedavg"):
+            for steps, (eta, beta) in (FEDAVG_STEPS if start == "fedavg" else STEPS).items():
                 for seed in range(3):
-                    found = study(x, y, start == "carried", eta, beta, seed)
-                    rows.append({"pixels": kind, "start": start, "steps": steps, "seed": seed, **found})
+                    found = study(x, y, samples, start, eta, beta, seed)
+                    rows.append(
+                        {"samples": samples, "pixels": kind, "start": start, "steps": steps, "seed": seed, **found}
+                    )
                     print(rows[-1], file=sys.stderr, flush=True)
     with (Path(__file__).parent / "readings.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
