@@ -5,17 +5,24 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: demo test test-faults soak lint bench results clean
+.PHONY: demo test test-slow test-faults soak lint bench results clean
 
 demo: $(READY)
 	$(BIN)/persafl demo
 
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
+# The first tier: lint, types, every law, a short form of each fault, the README's commands. Below five minutes.
 test: $(READY) lint
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	$(PYTEST)
+
+# The second tier: Ray clusters, a browser, killed processes, a plug-in's wheel.
+test-slow: $(READY)
+	$(PYTEST) -m "slow and not faults" --durations=10
 
 # Processes killed at random moments, full disks, locked databases, slow servers: minutes, not seconds.
 test-faults: $(READY)
-	$(BIN)/python -m pytest tests/faults tests/test_resume.py tests/test_launchers.py -m "faults or not faults" --durations=5
+	$(BIN)/python -m pytest tests/faults tests/engine/test_resume.py tests/sweep/test_launchers.py -m "faults or not faults" --durations=5
 
 # 100,000 updates: does memory stay flat?
 soak: $(READY)

@@ -1,7 +1,7 @@
 """`make bench`: ratios against tight loops and peers, in one run, into benchmarks/results.json.
 
-`python -m benchmarks [SECTION ...]` measures some sections only and keeps the others' last results. MNIST is looked for in
-BENCH_DATA (default: data), peers in PEERS_PYTHON (default: .venv-peers/bin/python, which `make bench` makes).
+`python -m benchmarks [SECTION ...]` measures some sections only and keeps the others' last results. MNIST is looked for
+in BENCH_DATA (default: data), peers in PEERS_PYTHON (default: .venv-peers/bin/python, which `make bench` makes).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch.utils.data import Dataset
 from benchmarks.tight import evaluations_per_second
 from persafl_lit import Callback, compose, run
 from persafl_lit.data import SPLITS
-from persafl_lit.listeners import Listeners
+from persafl_lit.engine.listeners import Listeners
 from persafl_lit.timeline import Asynchronous, Setting
 from persafl_lit.timeline.delays import Exponential
 
@@ -69,7 +69,8 @@ def medians(**measures: Measure) -> dict[str, float]:
 
 
 def rate(*overrides: str) -> float:
-    """Gradient evaluations per second of a whole run, from the call to its return: the start of its workers, data, tracking to the last record."""
+    """Gradient evaluations per second of a whole run, from the call to its return: the start of its workers, data,
+    tracking to the last record."""
     start = time.perf_counter()
     summary = run([*overrides, "tracking.experiment=bench"]).summary()
     return float(summary["grad_evals"] / (time.perf_counter() - start))
@@ -86,7 +87,10 @@ def gradients() -> dict[str, Any]:
             plain=partial(evaluations_per_second, "cnn2", method, "plain", CORES),
             evaluated=partial(ours, f"updates={3 * updates // 2}", "eval.every=null"),
         )
-        ratios = {f"{above} / {below}": seen.ratio(above, below) for above, below in (("run", "plain"), ("run", "own"), ("evaluated", "plain"))}
+        ratios = {
+            f"{above} / {below}": seen.ratio(above, below)
+            for above, below in (("run", "plain"), ("run", "own"), ("evaluated", "plain"))
+        }
         found[method] = seen.medians() | ratios
     return found
 
@@ -102,7 +106,16 @@ def peers() -> dict[str, Any]:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return float(json.loads(done.stdout.strip().splitlines()[-1])["evaluations_per_second"])
 
-    ours = partial(rate, *MNIST, "method=fedavg", "schedule.cohort=10", "updates=200", *UNEVALUATED, "tracking.model=false", "tracking.figures=false")
+    ours = partial(
+        rate,
+        *MNIST,
+        "method=fedavg",
+        "schedule.cohort=10",
+        "updates=200",
+        *UNEVALUATED,
+        "tracking.model=false",
+        "tracking.figures=false",
+    )
     seen = turns(flower=partial(peer, "flower"), ours=ours, pfl=partial(peer, "pfl"))
     return seen.medians() | {"ours / faster peer": min(seen.ratio("ours", "flower"), seen.ratio("ours", "pfl"))}
 
@@ -111,33 +124,59 @@ def workers() -> dict[str, Any]:
     """(3) From one worker to two."""
     ours = partial(rate, *MNIST, "method=fedasync", "updates=300", *UNEVALUATED, "tracking.enabled=false")
     loop = partial(evaluations_per_second, "cnn2", "fedasync", "ours")
-    seen = turns(one_loop=partial(loop, 1), one=partial(ours, "workers=1"), two=partial(ours, "workers=2"), two_loops=partial(loop, 2))
-    return seen.medians() | {"speed-up": seen.ratio("two", "one"), "speed-up of loops": seen.ratio("two_loops", "one_loop")}
+    seen = turns(
+        one_loop=partial(loop, 1),
+        one=partial(ours, "workers=1"),
+        two=partial(ours, "workers=2"),
+        two_loops=partial(loop, 2),
+    )
+    return seen.medians() | {
+        "speed-up": seen.ratio("two", "one"),
+        "speed-up of loops": seen.ratio("two_loops", "one_loop"),
+    }
 
 
 def overhead() -> dict[str, Any]:
-    """(4) What a job of a tiny model costs beyond its ten gradients, in milliseconds: the slope over updates, one worker."""
+    """(4) What a job of a tiny model costs beyond its ten gradients, in milliseconds: the slope over updates, one
+    worker."""
 
     def job() -> float:
         walls = []
         for updates in (200, 1200):
-            overrides = ["model=logistic", "method=fedasync", "batch_size=32", f"updates={updates}", "executor=serial", *UNEVALUATED]
+            overrides = [
+                "model=logistic",
+                "method=fedasync",
+                "batch_size=32",
+                f"updates={updates}",
+                "executor=serial",
+                *UNEVALUATED,
+            ]
             walls.append(run([*overrides, "tracking.enabled=false", "checkpoint.every=0"]).wall_seconds)
         return (walls[1] - walls[0]) / 1000 * 1e3
 
-    figures = medians(job=job, gradients=lambda: 10 / evaluations_per_second("logistic", "fedasync", "plain", 1, 3.0) * 1e3)
+    figures = medians(
+        job=job, gradients=lambda: 10 / evaluations_per_second("logistic", "fedasync", "plain", 1, 3.0) * 1e3
+    )
     return figures | {"milliseconds beyond gradients": figures["job"] - figures["gradients"]}
 
 
 def scaling() -> dict[str, Any]:
     """(5) More clients, the same number of updates: wall time and peak memory of a process that does only this."""
-    overrides = ["data=quadratic", "method=fedasync", "updates=20000", "eval.every=1e9", "eval.clients=10", "eval.beside=[]"]
+    overrides = [
+        "data=quadratic",
+        "method=fedasync",
+        "updates=20000",
+        "eval.every=1e9",
+        "eval.clients=10",
+        "eval.beside=[]",
+    ]
 
     def alone(clients: int, what: str) -> float:
         code = (
             "import json, sys, persafl_lit.api as api; "
             "r = api.run(sys.argv[1:]); "
-            "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM')); "  # ru_maxrss begins with the parent's
+            # ru_maxrss begins with the parent's
+            "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM')); "
             "print(json.dumps({'seconds': r.wall_seconds, 'MB': int(peak.split()[1]) / 1024}))"
         )
         arguments = [*overrides, f"clients={clients}", "tracking.enabled=false", "checkpoint.every=0"]
@@ -164,8 +203,9 @@ def timeline() -> dict[str, Any]:
 def tracking() -> dict[str, Any]:
     """(7) What tracking adds to a paper-sized run, the shortest one: the model, the picture and the tables included.
 
-    Whole runs differ by more than that from one to the next. So what is compared is the CPU time of the run's own process, spread over the
-    cores that it takes from the workers, and the time from the last update to the end, though they overlap.
+    Whole runs differ by more than that from one to the next. So what is compared is the CPU time of the run's own
+    process, spread over the cores that it takes from the workers, and the time from the last update to the end, though
+    they overlap.
     """
     walls = []
 
@@ -180,13 +220,20 @@ def tracking() -> dict[str, Any]:
         walls.append(end - start)
         return (time.process_time() - used) / CORES + end - last.update
 
-    seen = turns(tracked=partial(beside, "tracking.experiment=bench"), untracked=partial(beside, "tracking.enabled=false"))
+    seen = turns(
+        tracked=partial(beside, "tracking.experiment=bench"), untracked=partial(beside, "tracking.enabled=false")
+    )
     added = statistics.median(a - b for a, b in zip(seen["tracked"], seen["untracked"], strict=True))
-    return {"seconds of a run": statistics.median(walls), "seconds of tracking": added, "cost": added / statistics.median(walls)}
+    return {
+        "seconds of a run": statistics.median(walls),
+        "seconds of tracking": added,
+        "cost": added / statistics.median(walls),
+    }
 
 
 def hooks() -> dict[str, Any]:
-    """(9) The share of a paper-sized run that callbacks and loggers take: two callbacks with every hook, and a CSV logger.
+    """(9) The share of a paper-sized run that callbacks and loggers take: two callbacks with every hook, and a CSV
+    logger.
 
     What they take is timed where the loop calls them: far less than whole runs differ by.
     """
@@ -207,7 +254,11 @@ def hooks() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
             for name in ("tell", "log"):
                 patch.setattr(Listeners, name, timed(getattr(Listeners, name)))
-            result = run([*MNIST, "method=fedasync", "tracking.enabled=false"], callbacks=[Callback(), Callback()], loggers=[CSVLogger(folder)])
+            result = run(
+                [*MNIST, "method=fedasync", "tracking.enabled=false"],
+                callbacks=[Callback(), Callback()],
+                loggers=[CSVLogger(folder)],
+            )
         return spent / result.wall_seconds
 
     return medians(**{"share of a run": share})
@@ -227,9 +278,11 @@ class Kept(Dataset):
 
 
 def own_data() -> dict[str, Any]:
-    """(10) The same images as a list of Datasets: gradient evaluations per second of training, in memory and by index, against data=mnist.
+    """(10) The same images as a list of Datasets: gradient evaluations per second of training, in memory and by index,
+    against data=mnist.
 
-    The clients hold what they hold in the built-in set, so that all three draw the same batches. What comes before training is apart.
+    The clients hold what they hold in the built-in set, so that all three draw the same batches. What comes before
+    training is apart.
     """
     built = compose(MNIST).federation()
     images, labels = built.inputs[torch.arange(built.inputs.shape[0])], built.labels  # type: ignore[attr-defined]
@@ -247,7 +300,11 @@ def own_data() -> dict[str, Any]:
 
         watch, start = Watch(), time.perf_counter()
         updates = f"updates={os.environ.get('BENCH_UPDATES', '500')}"
-        summary = run([*overrides, "method=fedasync", updates, *UNEVALUATED, "tracking.enabled=false"], data=data, callbacks=[watch]).summary()
+        summary = run(
+            [*overrides, "method=fedasync", updates, *UNEVALUATED, "tracking.enabled=false"],
+            data=data,
+            callbacks=[watch],
+        ).summary()
         before.setdefault(name, []).append(watch.start - start)
         return float(summary["grad_evals"] / (watch.end - watch.start))
 
@@ -257,7 +314,11 @@ def own_data() -> dict[str, Any]:
         index=partial(training, "index", *paper, "data=custom", "data.in_memory=0", data=clients),
     )
     ratios = {f"{name} / built_in": seen.ratio(name, "built_in") for name in ("memory", "index")}
-    return seen.medians() | ratios | {f"seconds before training, {name}": statistics.median(values) for name, values in before.items()}
+    return (
+        seen.medians()
+        | ratios
+        | {f"seconds before training, {name}": statistics.median(values) for name, values in before.items()}
+    )
 
 
 def resnet() -> dict[str, Any]:
@@ -271,7 +332,10 @@ def resnet() -> dict[str, Any]:
         plain=partial(loop, "plain", CORES),
         shared=partial(ours, "model.buffers=shared"),
     )
-    ratios = {f"{above} / {below}": seen.ratio(above, below) for above, below in (("run", "plain"), ("run", "own"), ("shared", "plain"))}
+    ratios = {
+        f"{above} / {below}": seen.ratio(above, below)
+        for above, below in (("run", "plain"), ("run", "own"), ("shared", "plain"))
+    }
     return seen.medians() | ratios
 
 
@@ -310,7 +374,8 @@ def startup() -> dict[str, Any]:
 
 
 SECTIONS = {
-    section.__name__: section for section in (gradients, peers, workers, overhead, scaling, timeline, tracking, startup, hooks, own_data, resnet)
+    section.__name__: section
+    for section in (gradients, peers, workers, overhead, scaling, timeline, tracking, startup, hooks, own_data, resnet)
 }
 
 
@@ -321,7 +386,12 @@ def main(chosen: list[str]) -> int:
         return 2
     torch.set_num_threads(1)
     results = json.loads(file.read_text()) if file.exists() else {}
-    results["machine"] = {"processor": platform.processor() or platform.machine(), "cores": CORES, "torch": torch.__version__, "repeats": REPEATS}
+    results["machine"] = {
+        "processor": platform.processor() or platform.machine(),
+        "cores": CORES,
+        "torch": torch.__version__,
+        "repeats": REPEATS,
+    }
     for name in chosen or SECTIONS:
         results[name] = SECTIONS[name]()
         file.write_text(json.dumps(results, indent=2) + "\n")

@@ -1,6 +1,7 @@
 """Memory of real runs with 1, 2 and 8 workers: `python -m benchmarks.memory [ROOT]`, for CIFAR-10.
 
-PSS counts a page that k processes share 1/k in each, so the sum over the run's process and its workers is what the machine gives.
+PSS counts a page that k processes share 1/k in each, so the sum over the run's process and its workers is what the
+machine gives.
 """
 
 from __future__ import annotations
@@ -12,9 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soak import children
-from persafl_lit.experiment import Experiment
+from persafl_lit.engine.experiment import Experiment
 
-COMMON = ["data=cifar10", "model=logistic", "method=fedasync", "clients=30", "updates=300", "tracking.enabled=false", "checkpoint.every=0"]
+COMMON = [
+    "data=cifar10",
+    "model=logistic",
+    "method=fedasync",
+    "clients=30",
+    "updates=300",
+    "tracking.enabled=false",
+    "checkpoint.every=0",
+]
 
 
 class Watch:
@@ -43,7 +52,9 @@ def _memory(process: str) -> dict[str, float]:
 def measure(root: str, workers: int, memory: float) -> dict[str, float]:
     """In a process that does only this."""
     arguments = [*COMMON, f"data.root={root}", f"data.memory={memory}", f"workers={workers}"]
-    done = subprocess.run([sys.executable, "-m", "benchmarks.memory", "--one", *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.memory", "--one", *arguments], capture_output=True, text=True, check=True
+    )
     return dict(json.loads(done.stdout))
 
 

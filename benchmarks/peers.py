@@ -1,11 +1,14 @@
-"""Gradient evaluations per second of two peer simulators: `PEERS_PYTHON -m benchmarks.peers flower|pfl`, from the repository's root.
+"""Gradient evaluations per second of two peer simulators: `PEERS_PYTHON -m benchmarks.peers flower|pfl`, from the
+repository's root.
 
-The work is the one that our simulator is measured on: federated averaging; a cohort of clients per round; each client takes
-`local_steps` SGD steps on batches of `batch` samples; a convolutional network of 582,026 parameters; random inputs of MNIST's shape.
-The peers have an environment of their own, without ours, so this file imports torch and one peer, nothing of persafl_lit.
+The work is the one that our simulator is measured on: federated averaging; a cohort of clients per round; each client
+takes `local_steps` SGD steps on batches of `batch` samples; a convolutional network of 582,026 parameters; random
+inputs of MNIST's shape. The peers have an environment of their own, without ours, so this file imports torch and one
+peer, nothing of persafl_lit.
 
-In doubt the peers are favoured: all data is in memory before the clock starts, nothing is evaluated, and the clock runs from the end
-of the first round to the end of the last one. The last line on stdout is a JSON object; whatever else a peer says comes before it.
+In doubt the peers are favoured: all data is in memory before the clock starts, nothing is evaluated, and the clock runs
+from the end of the first round to the end of the last one. The last line on stdout is a JSON object; whatever else a
+peer says comes before it.
 """
 
 from __future__ import annotations
@@ -52,11 +55,20 @@ class Work:
 class Network(nn.Sequential):
     """Two convolutions and two linear layers with dropout, and the loss as a method, which is how pfl wants it.
 
-    In PyTorch's default memory layout: neither peer changes it. Ours chooses channels_last by itself, which is a part of the ratio.
+    In PyTorch's default memory layout: neither peer changes it. Ours chooses channels_last by itself, which is a part
+    of the ratio.
     """
 
     def __init__(self) -> None:
-        convolutions = (nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+        convolutions = (
+            nn.Conv2d(1, 32, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        )
         head = (nn.Dropout(0.25), nn.Linear(1024, 512), nn.ReLU(), nn.Dropout(0.25), nn.Linear(512, 10))
         super().__init__(*convolutions, *head)
 
@@ -66,18 +78,26 @@ class Network(nn.Sequential):
 
 @cache
 def federation(clients: int, samples: int) -> list[tuple[Tensor, Tensor]]:
-    """Inputs and labels of every client, from a fixed seed; made once per process, all at once, so that no measured round pays for it.
+    """Inputs and labels of every client, from a fixed seed; made once per process, all at once, so that no measured
+    round pays for it.
 
-    A client has as many samples as it uses in one round (320 by default): pfl never goes past the end of a client's data.
+    A client has as many samples as it uses in one round (320 by default): pfl never goes past the end of a client's
+    data.
     """
     generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(samples, 1, 28, 28, generator=generator), torch.randint(10, (samples,), generator=generator)) for _ in range(clients)]
+    return [
+        (torch.randn(samples, 1, 28, 28, generator=generator), torch.randint(10, (samples,), generator=generator))
+        for _ in range(clients)
+    ]
 
 
-def report(peer: str, package: str, work: Work, processes: int, start: float, ends: list[float], steps: list[int]) -> None:
+def report(
+    peer: str, package: str, work: Work, processes: int, start: float, ends: list[float], steps: list[int]
+) -> None:
     """Print the result, given the wall time at the end of each round and the local steps that were done in each.
 
-    Flower goes on after a client has failed, so the work is counted and not assumed; a figure for a part of it would be wrong.
+    Flower goes on after a client has failed, so the work is counted and not assumed; a figure for a part of it would be
+    wrong.
     """
     expected = [work.cohort * work.local_steps] * work.rounds
     if steps != expected:
@@ -105,7 +125,9 @@ def flower_client(message: Message, context: Context) -> Message:
 
     torch.set_num_threads(1)
     batch, local_steps = (int(message.content["config"][name]) for name in ("batch", "local-steps"))
-    inputs, labels = federation(int(context.node_config["num-partitions"]), batch * local_steps)[int(context.node_config["partition-id"])]
+    inputs, labels = federation(int(context.node_config["num-partitions"]), batch * local_steps)[
+        int(context.node_config["partition-id"])
+    ]
     network = actor_network()
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())
     network.train()
@@ -121,14 +143,17 @@ def flower_client(message: Message, context: Context) -> Message:
 
 
 def flower(work: Work) -> None:
-    """Flower's FedAvg on its Ray simulation engine: `processes` client actors of one CPU each, and the server in this process.
+    """Flower's FedAvg on its Ray simulation engine: `processes` client actors of one CPU each, and the server in this
+    process.
 
-    `run_simulation` is deprecated in favour of `flwr run`, which puts a project and a SuperLink process around the same engine.
-    Ray's head process asks the link-local address 169.254.169.254 once which cloud it is in, usage statistics or not; where that is
-    unwanted, run this without a network.
+    `run_simulation` is deprecated in favour of `flwr run`, which puts a project and a SuperLink process around the same
+    engine. Ray's head process asks the link-local address 169.254.169.254 once which cloud it is in, usage statistics
+    or not; where that is unwanted, run this without a network.
     """
     os.environ["FLWR_TELEMETRY_ENABLED"] = os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # despite its name, on Linux too: Ray's services then stay on loopback
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
+        "0"  # despite its name, on Linux too: Ray's services then stay on loopback
+    )
     from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
@@ -161,10 +186,15 @@ def flower(work: Work) -> None:
             train_metrics_aggr_fn=count_steps,
         )
         config = ConfigRecord({"batch": work.batch, "local-steps": work.local_steps})
-        strategy.start(grid, ArrayRecord(Network().state_dict()), work.rounds, train_config=config, evaluate_fn=note_end)
+        strategy.start(
+            grid, ArrayRecord(Network().state_dict()), work.rounds, train_config=config, evaluate_fn=note_end
+        )
 
     backend = {
-        "init_args": {"address": "local", "num_cpus": work.processes},  # a cluster of our own, even where one is running
+        "init_args": {
+            "address": "local",
+            "num_cpus": work.processes,
+        },  # a cluster of our own, even where one is running
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
     }
     run_simulation(server_app, client_app, num_supernodes=work.clients, backend_config=backend)
@@ -172,7 +202,8 @@ def flower(work: Work) -> None:
 
 
 def start_pfl_workers(processes: int) -> list[subprocess.Popen[bytes]]:
-    """Make this process worker 0 of `processes` and start the others: this same command, told apart by pfl's environment variables."""
+    """Make this process worker 0 of `processes` and start the others: this same command, told apart by pfl's
+    environment variables."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -187,8 +218,9 @@ def start_pfl_workers(processes: int) -> list[subprocess.Popen[bytes]]:
 def pfl(work: Work) -> None:
     """pfl's FederatedAveraging on its SimulatedBackend, in `processes` processes that share each cohort.
 
-    One process is pfl's default. More of them are what its guide "Fast distributed simulations" describes: the same script started
-    once per worker, with PFL_WORKER_ADDRESSES and PFL_WORKER_RANK in the environment, which pfl reads when it is imported.
+    One process is pfl's default. More of them are what its guide "Fast distributed simulations" describes: the same
+    script started once per worker, with PFL_WORKER_ADDRESSES and PFL_WORKER_RANK in the environment, which pfl reads
+    when it is imported.
     """
     leader = "PFL_WORKER_RANK" not in os.environ
     workers = start_pfl_workers(work.processes) if leader and work.processes > 1 else []
@@ -204,7 +236,8 @@ def pfl(work: Work) -> None:
 
 
 def simulate_with_pfl(work: Work) -> tuple[list[float], list[int], float]:
-    """The wall time at the end of each round, the local steps of all workers in each, and the wall time when the imports were done."""
+    """The wall time at the end of each round, the local steps of all workers in each, and the wall time when the
+    imports were done."""
     import numpy as np
 
     os.environ["PFL_PYTORCH_DEVICE"] = "cpu"
@@ -231,7 +264,9 @@ def simulate_with_pfl(work: Work) -> tuple[list[float], list[int], float]:
             return {"samples": Weighted.from_unweighted(len(inputs))}
 
     class NoteEnd(TrainingProcessCallback):
-        def after_central_iteration(self, aggregate_metrics: Metrics, model: Any, *, central_iteration: int) -> tuple[bool, Metrics]:
+        def after_central_iteration(
+            self, aggregate_metrics: Metrics, model: Any, *, central_iteration: int
+        ) -> tuple[bool, Metrics]:
             ends.append(time.perf_counter())
             steps.append(int(aggregate_metrics[get_num_devices_weight_name(Population.TRAIN)]) * work.local_steps)
             return False, Metrics()
@@ -241,12 +276,24 @@ def simulate_with_pfl(work: Work) -> tuple[list[float], list[int], float]:
     np.random.seed(0)  # and sample the same cohorts
     network = PflNetwork()
     data = federation(work.clients, work.batch * work.local_steps)
-    users = FederatedDataset(lambda user: PyTorchTensorDataset(data[user]), get_user_sampler("minimize_reuse", list(range(work.clients))))
+    users = FederatedDataset(
+        lambda user: PyTorchTensorDataset(data[user]), get_user_sampler("minimize_reuse", list(range(work.clients)))
+    )
     FederatedAveraging().run(
-        NNAlgorithmParams(central_num_iterations=work.rounds, evaluation_frequency=work.rounds, train_cohort_size=work.cohort, val_cohort_size=None),
+        NNAlgorithmParams(
+            central_num_iterations=work.rounds,
+            evaluation_frequency=work.rounds,
+            train_cohort_size=work.cohort,
+            val_cohort_size=None,
+        ),
         SimulatedBackend(training_data=users, val_data=users),
         PyTorchModel(network, torch.optim.SGD, central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0)),
-        NNTrainHyperParams(local_batch_size=work.batch, local_num_epochs=None, local_learning_rate=LEARNING_RATE, local_num_steps=work.local_steps),
+        NNTrainHyperParams(
+            local_batch_size=work.batch,
+            local_num_epochs=None,
+            local_learning_rate=LEARNING_RATE,
+            local_num_steps=work.local_steps,
+        ),
         callbacks=[NoteEnd()],
         send_metrics_to_platform=False,
     )
@@ -264,7 +311,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Under its own name rather than __main__, which would mean something else in the actors that unpickle flower_client.
+    # Under its own name rather than __main__, which would mean something else in the actors that unpickle
+    # flower_client.
     from benchmarks.peers import main as run
 
     run()

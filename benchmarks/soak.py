@@ -1,7 +1,8 @@
-"""A long run of a small model: does memory stay flat? `python -m benchmarks.soak [UPDATES [METHOD]]`, in a folder of its own.
+"""A long run of a small model: does memory stay flat? `python -m benchmarks.soak [UPDATES [METHOD]]`, in a folder of
+its own.
 
-Memory is the resident memory of the run's process and of its workers, every hundredth of the run; its slope is a straight line
-fitted to all but the first fifth, when caches fill.
+Memory is the resident memory of the run's process and of its workers, every hundredth of the run; its slope is a
+straight line fitted to all but the first fifth, when caches fill.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from persafl_lit import compose, run
-from persafl_lit.experiment import Experiment
+from persafl_lit.engine.experiment import Experiment
 
 SMALL = ["model=logistic", "clients=5", "local_steps=1", "batch_size=8", "workers=2"]
 POINTS = 200
@@ -49,7 +50,9 @@ def _megabytes(pid: int) -> float:
 
 def children() -> list[int]:
     """The processes that this one has started."""
-    return [int(child) for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()]
+    return [
+        int(child) for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()
+    ]
 
 
 def _slope(updates: np.ndarray, megabytes: np.ndarray) -> float:
@@ -71,7 +74,10 @@ def soak(updates: int, method: str) -> dict[str, Any]:
         "wall seconds": round(time.monotonic() - start, 1),
         "memory of the run's process, MB": {"at first": round(own[1]), "at the end": round(own[-1])},
         "memory of its workers together, MB": {"at first": round(workers[1]), "at the end": round(workers[-1])},
-        "slope, MB per 10,000 updates": {"process": round(_slope(index, own), 3), "workers": round(_slope(index, workers), 3)},
+        "slope, MB per 10,000 updates": {
+            "process": round(_slope(index, own), 3),
+            "workers": round(_slope(index, workers), 3),
+        },
         "open files": {"at first": int(files[1]), "most": int(files.max()), "at the end": int(files[-1])},
         "MLflow store, MB": round(store / 1e6, 2),
         "accuracy.test": result.accuracy["test"],

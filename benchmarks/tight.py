@@ -1,8 +1,8 @@
-"""The limit that runs are measured against: tight PyTorch loops of the same arithmetic, in `processes` processes with one
-thread each. No federation, no server, no data loading: batches lie ready in memory.
+"""The limit that runs are measured against: tight PyTorch loops of the same arithmetic, in `processes` processes with
+one thread each. No federation, no server, no data loading: batches lie ready in memory.
 
-`plain` is the network as one would write it: NCHW, ReLU before max-pooling. `ours` has our kernels' layout: weights and inputs
-channels_last, max-pooling before ReLU.
+`plain` is the network as one would write it: NCHW, ReLU before max-pooling. `ours` has our kernels' layout: weights and
+inputs channels_last, max-pooling before ReLU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from persafl_lit.models import Torchvision
+from persafl_lit.models.networks import Torchvision
 
 BATCH, STEPS, INNER, LAM, ALPHA, ETA = 32, 10, 10, 25.0, 0.01, 0.01
 Gradient = Callable[[int], list[Tensor]]
@@ -24,7 +24,16 @@ Gradient = Callable[[int], list[Tensor]]
 def cnn2(layout: str) -> nn.Sequential:
     """The paper's network for MNIST, 582,026 parameters."""
     relu_pool = [nn.ReLU(), nn.MaxPool2d(2)] if layout == "plain" else [nn.MaxPool2d(2), nn.ReLU()]
-    layers = [nn.Conv2d(1, 32, 5), *relu_pool, nn.Conv2d(32, 64, 5), *relu_pool, nn.Flatten(), nn.Dropout(0.25), nn.Linear(1024, 512), nn.ReLU()]
+    layers = [
+        nn.Conv2d(1, 32, 5),
+        *relu_pool,
+        nn.Conv2d(32, 64, 5),
+        *relu_pool,
+        nn.Flatten(),
+        nn.Dropout(0.25),
+        nn.Linear(1024, 512),
+        nn.ReLU(),
+    ]
     network = nn.Sequential(*layers, nn.Dropout(0.25), nn.Linear(512, 10))
     return network if layout == "plain" else network.to(memory_format=torch.channels_last)
 
@@ -127,7 +136,10 @@ def evaluations_per_second(model: str, method: str, layout: str, processes: int,
     """Of all processes together, at the same time."""
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(processes), context.Queue()
-    workers = [context.Process(target=_work, args=(model, method, layout, wall_seconds, barrier, results)) for _ in range(processes)]
+    workers = [
+        context.Process(target=_work, args=(model, method, layout, wall_seconds, barrier, results))
+        for _ in range(processes)
+    ]
     for worker in workers:
         worker.start()
     total = sum(results.get() for _ in workers)

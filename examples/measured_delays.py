@@ -29,7 +29,9 @@ def measured(path: str) -> list[list[tuple[float, float, float]]]:
     devices: dict[str, list[tuple[float, float, float]]] = {}
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
-            devices.setdefault(row["device"], []).append((int(row["down_ms"]) / 1e3, int(row["train_ms"]) / 1e3, int(row["up_ms"]) / 1e3))
+            devices.setdefault(row["device"], []).append(
+                (int(row["down_ms"]) / 1e3, int(row["train_ms"]) / 1e3, int(row["up_ms"]) / 1e3)
+            )
     return list(devices.values())
 
 

@@ -1,7 +1,7 @@
 """Your own data: a list with one torch Dataset per client. Run it with `python examples/own_data.py`.
 
-Each Dataset is split into train, validation and test by `data.val_share` and `data.test_share`. The last two clients have random
-transforms, which training alone reads; they are seeded by name, so that a run repeats to the last bit.
+Each Dataset is split into train, validation and test by `data.val_share` and `data.test_share`. The last two clients
+have random transforms, which training alone reads; they are seeded by name, so that a run repeats to the last bit.
 """
 
 from __future__ import annotations
@@ -40,9 +40,13 @@ def main(overrides: list[str]) -> persafl_lit.Result:
     clients: list[Dataset] = [Strokes(client) for client in range(6)]
     shift = v2.RandomAffine(degrees=0, translate=(0.1, 0.1))
     clients[-2:] = [persafl_lit.Augmented(dataset, shift) for dataset in clients[-2:]]
-    result = persafl_lit.run(["method=persafl_me", "eta=0.05", "updates=120", "model.channels=[4,8]", *overrides], data=clients)
+    result = persafl_lit.run(
+        ["method=persafl_me", "eta=0.05", "updates=120", "model.channels=[4,8]", *overrides], data=clients
+    )
     for row in result.clients():
-        print(f"client {row['client']:.0f}: test accuracy {row['test_accuracy']:.2f} after {row['arrivals']:.0f} updates")
+        print(
+            f"client {row['client']:.0f}: test accuracy {row['test_accuracy']:.2f} after {row['arrivals']:.0f} updates"
+        )
     print(f"mean {result.accuracy['test']:.2f}")
     return result
 

@@ -29,6 +29,13 @@ class Patience(persafl_lit.Callback):
 
 
 if __name__ == "__main__":
-    settings = ["method=fedasync", "clients=10", "horizon=200", "eval.every=5", "tracking.experiment=patience", *sys.argv[1:]]
+    settings = [
+        "method=fedasync",
+        "clients=10",
+        "horizon=200",
+        "eval.every=5",
+        "tracking.experiment=patience",
+        *sys.argv[1:],
+    ]
     result = persafl_lit.run(settings, callbacks=[Patience(evaluations=3)])
     print(*result.notes, f"best validation accuracy {max(result.curves()['accuracy.val']):.4f}")

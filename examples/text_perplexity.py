@@ -38,7 +38,10 @@ def clients(count: int) -> list[TensorDataset]:
         import this
     text = torch.tensor([min(ord(letter), 127) for letter in codecs.decode(this.s, "rot13")])
     windows = text.unfold(0, LENGTH + 1, 3)
-    return [TensorDataset(windows[client::count, :-1].clone(), windows[client::count, 1:].clone()) for client in range(count)]
+    return [
+        TensorDataset(windows[client::count, :-1].clone(), windows[client::count, 1:].clone())
+        for client in range(count)
+    ]
 
 
 def main(overrides: list[str]) -> None:

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from persafl_lit.config import Config, compose
+from persafl_lit.common.limits import cores
+from persafl_lit.common.process_memory import keep_freed_memory
+from persafl_lit.config.compose import Config, compose
 from persafl_lit.errors import ConfigError
-from persafl_lit.limits import cores
-from persafl_lit.memory import keep_freed_memory
 
 METHODS = {"fedavg": "FedAvg", "fedasync": "FedAsync", "persafl_maml": "PersA-FL-MAML", "persafl_me": "PersA-FL-ME"}
 
@@ -25,13 +25,16 @@ def demo(overrides: Sequence[str]) -> int:
     """Run the comparison and print it."""
     if any(text.startswith("method=") for text in overrides):
         raise ConfigError("the demo chooses its methods itself; for one method write `persafl run method=...`")
-    configs = {method: compose(["experiment=demo", "executor=serial", *overrides, f"method={method}"]) for method in METHODS}
+    configs = {
+        method: compose(["experiment=demo", "executor=serial", *overrides, f"method={method}"]) for method in METHODS
+    }
     if any(config.horizon is None or config.updates is not None for config in configs.values()):
         raise ConfigError("the demo compares at equal simulated time: set horizon, not updates")
     console, wall_start = Console(highlight=False), time.monotonic()
     first = configs["persafl_me"]
     console.print(
-        f"{first.clients} clients, each with {first.data.get('classes_per_client', 'all')} of 10 classes of {first.data['name']}; "
+        f"{first.clients} clients, each with {first.data.get('classes_per_client', 'all')} of 10 classes of "
+        f"{first.data['name']}; "
         f"Q = {first.local_steps} local steps; the same delays for every method; simulated time {first.horizon:g}."
     )
     summaries = _run_all(configs, console)
@@ -55,14 +58,18 @@ def _run_all(configs: dict[str, Config], console: Console) -> dict[str, dict[str
     spinner = Progress(SpinnerColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True)
     with ProcessPoolExecutor(min(len(configs), cores()), mp_context=get_context("spawn")) as pool, spinner:
         # The longest first: the Moreau envelope costs ten gradients a step.
-        futures: dict[Future[dict[str, Any]], str] = {pool.submit(_one, configs[method]): method for method in reversed(METHODS)}
+        futures: dict[Future[dict[str, Any]], str] = {
+            pool.submit(_one, configs[method]): method for method in reversed(METHODS)
+        }
         task = spinner.add_task("training " + ", ".join(METHODS.values()))
         for future in as_completed(futures):
             method = futures[future]
             done[method] = future.result()
             left = [METHODS[name] for name in METHODS if name not in done]
             spinner.update(task, description="training " + ", ".join(left))
-            console.print(f"  {METHODS[method]:<14} {done[method]['updates']:>4} updates, {done[method]['wall_seconds']:.0f} s")
+            console.print(
+                f"  {METHODS[method]:<14} {done[method]['updates']:>4} updates, {done[method]['wall_seconds']:.0f} s"
+            )
     return {method: done[method] for method in METHODS}
 
 
@@ -77,7 +84,12 @@ def _one(config: Config) -> dict[str, Any]:
 def _table(summaries: dict[str, dict[str, Any]]) -> Table:
     times = summaries["persafl_me"]["curves"]["sim_time"]
     shown = sorted({round(k * (len(times) - 1) / 4) for k in range(5)})
-    table = Table(title="Test accuracy after the same fine-tuning, by simulated time", title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table = Table(
+        title="Test accuracy after the same fine-tuning, by simulated time",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+    )
     table.add_column("method", no_wrap=True)
     for index in shown:
         table.add_column(f"t={times[index]:g}", justify="right", no_wrap=True)
@@ -85,7 +97,13 @@ def _table(summaries: dict[str, dict[str, Any]]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for method, summary in summaries.items():
         cells = [f"{summary['curves']['accuracy.test'][index]:.3f}" for index in shown]
-        table.add_row(METHODS[method], *cells, str(summary["updates"]), f"{summary['staleness']['mean']:.1f}", f"{summary['grad_evals']:.0f}")
+        table.add_row(
+            METHODS[method],
+            *cells,
+            str(summary["updates"]),
+            f"{summary['staleness']['mean']:.1f}",
+            f"{summary['grad_evals']:.0f}",
+        )
     return table
 
 

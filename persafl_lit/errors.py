@@ -14,7 +14,8 @@ LONGEST, LONGEST_VALUE = 600, 80
 
 
 class PersaflError(Exception):
-    """An error with a sentence for the user instead of a traceback: one line, and nothing that a terminal would obey."""
+    """An error with a sentence for the user instead of a traceback: one line, and nothing that a terminal would
+    obey."""
 
     exit_code = 2
 
@@ -109,9 +110,12 @@ def first_line(error: BaseException) -> str:
 
 
 def located(error: BaseException) -> str:
-    """What an exception says and where it comes from: the last line outside the libraries and this package, which is most likely the user's."""
+    """What an exception says and where it comes from: the last line outside the libraries and this package, which is
+    most likely the user's."""
     frames = traceback.extract_tb(error.__traceback__)
-    outside = [frame for frame in frames if "site-packages" not in frame.filename and not frame.filename.startswith("<frozen ")]
+    outside = [
+        frame for frame in frames if "site-packages" not in frame.filename and not frame.filename.startswith("<frozen ")
+    ]
     own = [frame for frame in outside if Path(__file__).parent not in Path(frame.filename).parents] or outside or frames
     where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {first_line(error)}{where}; set PERSAFL_TRACEBACK=1 to see the traceback"

@@ -21,7 +21,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 QUIET = ["tracking.enabled=false"]
-SMALL = [*QUIET, "model=mlp", "model.hidden=[16]", "model.dropout=0.2", "clients=8", "updates=60", "local_steps=3", "checkpoint.every=6"]
+SMALL = [
+    *QUIET,
+    "model=mlp",
+    "model.hidden=[16]",
+    "model.dropout=0.2",
+    "clients=8",
+    "updates=60",
+    "local_steps=3",
+    "checkpoint.every=6",
+]
 ROUNDS = ["schedule.cohort=3"]
 METHODS = {
     "fedasync": [],
@@ -43,7 +52,14 @@ CASES = {
     for name, executor in (("serial", SERIAL), ("2 workers", TWO))
 }
 CASES |= {
-    "cnn with dropout": ["method=persafl_maml", *QUIET, "clients=6", "updates=12", "local_steps=2", "model.dropout=0.3"],
+    "cnn with dropout": [
+        "method=persafl_maml",
+        *QUIET,
+        "clients=6",
+        "updates=12",
+        "local_steps=2",
+        "model.dropout=0.3",
+    ],
     "held-out clients": ["method=persafl_me", *SMALL, "data.holdout_clients=2", *TWO],
     "buffer": ["method=persafl_maml", *SMALL, "method.buffer=5", "method.discount=polynomial", *TWO],
     "drawn": ["method=persafl_me", *SMALL, "schedule=drawn", *TWO],
@@ -81,7 +97,9 @@ def run_here(overrides: list[str], folder: Path) -> None:
 
     os.chdir(folder)
     result = run(overrides)
-    model = b"".join(name.encode() + value.contiguous().numpy().tobytes() for name, value in sorted(result.state_dict().items()))
+    model = b"".join(
+        name.encode() + value.contiguous().numpy().tobytes() for name, value in sorted(result.state_dict().items())
+    )
     (folder / "model").write_text(hashlib.sha256(model).hexdigest())
     (folder / "bits").write_bytes(model + json.dumps([result.curves(), result.clients()]).encode())
 
@@ -92,7 +110,9 @@ def killed_and_resumed(overrides: list[str], folder: Path) -> str:
 
     command = [sys.executable, "-m", "persafl_lit", "run", *overrides, "--save-model", "model.pt"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
     while process.poll() is None and not list(folder.glob("mlruns/checkpoints/*.previous.pt")):
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
@@ -100,7 +120,9 @@ def killed_and_resumed(overrides: list[str], folder: Path) -> str:
     assert process.returncode == -signal.SIGKILL, "the run was over before it could be killed"
     subprocess.run([*command, "--resume"], cwd=folder, env=environment, check=True, capture_output=True)
     state = torch.load(folder / "model.pt", weights_only=True)
-    return hashlib.sha256(b"".join(name.encode() + value.numpy().tobytes() for name, value in sorted(state.items()))).hexdigest()
+    return hashlib.sha256(
+        b"".join(name.encode() + value.numpy().tobytes() for name, value in sorted(state.items()))
+    ).hexdigest()
 
 
 def digests() -> dict[str, str]:

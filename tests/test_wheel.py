@@ -11,7 +11,18 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_a_wheel_works_without_the_checkout(tmp_path):
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT)]
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(tmp_path),
+        str(ROOT),
+    ]
     done = subprocess.run(build, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
@@ -23,6 +34,6 @@ def test_a_wheel_works_without_the_checkout(tmp_path):
     # A wheel is a zip; unpacked into a folder of its own it is what pip would install.
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
-    probe = f"import sys; sys.path.insert(0, {str(site)!r})\nimport persafl_lit.config as c; print(c.conf_folders()[0]); print(c.compose(['method=fedavg']).schedule['name'])"
+    probe = f"import sys; sys.path.insert(0, {str(site)!r})\nimport persafl_lit.config.compose as c; print(c.conf_folders()[0]); print(c.compose(['method=fedavg']).schedule['name'])"
     done = subprocess.run([sys.executable, "-c", probe], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [str(site / "persafl_lit" / "conf"), "rounds"]

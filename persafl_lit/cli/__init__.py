@@ -25,7 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _command(options)
     except SystemExit as error:
-        print(f"persafl: {PersaflError(f'code from outside has tried to end the program: {located(error)}')}", file=sys.stderr)
+        print(
+            f"persafl: {PersaflError(f'code from outside has tried to end the program: {located(error)}')}",
+            file=sys.stderr,
+        )
         return 2
     except PersaflError as error:
         print(f"persafl: {error}", file=sys.stderr)
@@ -46,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _command(options: argparse.Namespace) -> int:
     if not options.conf:
         return int(options.command(options))
-    from persafl_lit.written import conf_first
+    from persafl_lit.config.parse import conf_first
 
     with conf_first(options.conf):
         return int(options.command(options))
@@ -60,7 +63,9 @@ def _of_the_machine(error: OSError | MemoryError) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="persafl", description="Personalised asynchronous federated learning experiments.")
+    parser = argparse.ArgumentParser(
+        prog="persafl", description="Personalised asynchronous federated learning experiments."
+    )
     parser.add_argument("--version", action="version", version=f"persafl_lit {__version__}")
     parser.set_defaults(conf=None)
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -72,12 +77,25 @@ def _parser() -> argparse.ArgumentParser:
     run_command.add_argument("--resume", action="store_true", help="continue the interrupted run of this config")
     run_command.set_defaults(command=run.run)
 
-    sweep_command = commands.add_parser("sweep", help="run many experiments from one file, go on where it was interrupted")
+    sweep_command = commands.add_parser(
+        "sweep", help="run many experiments from one file, go on where it was interrupted"
+    )
     sweep_command.add_argument("file", help="a sweep file, or the name of a shipped one (see `persafl list`)")
-    sweep_command.add_argument("overrides", nargs="*", help=f"for all trials: {OVERRIDES}; also name=... and seeds=[0,1]")
-    sweep_command.add_argument("--dry-run", action="store_true", help="list the trials and estimate the time, start nothing")
-    sweep_command.add_argument("--workers", type=int, metavar="N", help="trials at a time (default: one per core, or what the cluster has room for)")
-    sweep_command.add_argument("--retry-failed", action="store_true", help="also try again what failed by nature, such as diverged trials")
+    sweep_command.add_argument(
+        "overrides", nargs="*", help=f"for all trials: {OVERRIDES}; also name=... and seeds=[0,1]"
+    )
+    sweep_command.add_argument(
+        "--dry-run", action="store_true", help="list the trials and estimate the time, start nothing"
+    )
+    sweep_command.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="trials at a time (default: one per core, or what the cluster has room for)",
+    )
+    sweep_command.add_argument(
+        "--retry-failed", action="store_true", help="also try again what failed by nature, such as diverged trials"
+    )
     sweep_command.add_argument(
         "--finished",
         action="append",
@@ -85,15 +103,25 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a runs.csv that `persafl report` wrote elsewhere: its finished trials count as done (may be given again)",
     )
-    sweep_command.add_argument("--any-version", action="store_true", help="with --finished: also trials that another version of persafl_lit ran")
+    sweep_command.add_argument(
+        "--any-version",
+        action="store_true",
+        help="with --finished: also trials that another version of persafl_lit ran",
+    )
     sweep_command.add_argument("--json", action="store_true", help="print every trial as one JSON object on stdout")
-    sweep_command.add_argument("--launcher", choices=("local", "ray"), default="local", help="processes of this machine, or Ray tasks")
-    sweep_command.add_argument("--address", metavar="HOST:PORT", help="ray: the cluster (default: RAY_ADDRESS, else a local one)")
+    sweep_command.add_argument(
+        "--launcher", choices=("local", "ray"), default="local", help="processes of this machine, or Ray tasks"
+    )
+    sweep_command.add_argument(
+        "--address", metavar="HOST:PORT", help="ray: the cluster (default: RAY_ADDRESS, else a local one)"
+    )
     sweep_command.add_argument("--cpus", type=float, default=1.0, help="ray: CPUs per trial (default: 1)")
     sweep_command.add_argument("--gpus", type=float, default=0.0, help="ray: GPUs per trial (default: 0)")
     sweep_command.set_defaults(command=sweep.sweep)
 
-    timeline_command = commands.add_parser("timeline", help="compute, save and draw a communication schedule, without training")
+    timeline_command = commands.add_parser(
+        "timeline", help="compute, save and draw a communication schedule, without training"
+    )
     timeline_command.add_argument("overrides", nargs="*", help=OVERRIDES)
     timeline_command.add_argument("--csv", metavar="FILE", help="write the jobs: client,visit,reads,read_at,arrives")
     timeline_command.add_argument("--png", metavar="FILE", help="draw the schedule, synchronous beside asynchronous")
@@ -103,16 +131,29 @@ def _parser() -> argparse.ArgumentParser:
     theory.add_command(commands)
 
     data_command = commands.add_parser("data", help="get and verify a data set, and draw who holds what")
-    data_command.add_argument("name", help="mnist, fashion_mnist, cifar10, digits, or data of yours: arrays, folder, leaf, custom")
+    data_command.add_argument(
+        "name", help="mnist, fashion_mnist, cifar10, digits, or data of yours: arrays, folder, leaf, custom"
+    )
     data_command.add_argument("overrides", nargs="*", help=OVERRIDES)
-    data_command.add_argument("--png", metavar="FILE", help="where to draw samples per client and class (default: NAME.png)")
+    data_command.add_argument(
+        "--png", metavar="FILE", help="where to draw samples per client and class (default: NAME.png)"
+    )
     data_command.set_defaults(command=data.data)
 
-    report_command = commands.add_parser("report", help="figures, tables and one HTML page from a sweep, an experiment or a run")
-    report_command.add_argument("targets", nargs="+", metavar="target", help="a sweep's name, an experiment's name or a run id; or several, compared")
+    report_command = commands.add_parser(
+        "report", help="figures, tables and one HTML page from a sweep, an experiment or a run"
+    )
+    report_command.add_argument(
+        "targets",
+        nargs="+",
+        metavar="target",
+        help="a sweep's name, an experiment's name or a run id; or several, compared",
+    )
     report_command.add_argument("--out", metavar="DIR", help="where to write (default: reports/TARGET)")
     report_command.add_argument(
-        "--against", metavar="METHOD", help="compare with this method (default: differences with the best on validation data, times with fedavg)"
+        "--against",
+        metavar="METHOD",
+        help="compare with this method (default: differences with the best on validation data, times with fedavg)",
     )
     report_command.add_argument(
         "--levels",
@@ -121,14 +162,18 @@ def _parser() -> argparse.ArgumentParser:
         help="compare the times at which these scores are reached, e.g. 0.5 0.7 (default: some that suit the runs)",
     )
     report_command.add_argument(
-        "--uri", metavar="URI", help="the tracking store, also as tracking.uri=URI (default: MLFLOW_TRACKING_URI, else mlruns/mlflow.db)"
+        "--uri",
+        metavar="URI",
+        help="the tracking store, also as tracking.uri=URI (default: MLFLOW_TRACKING_URI, else mlruns/mlflow.db)",
     )
     report_command.set_defaults(command=tracking.report, overrides=[])
 
     ui_command = commands.add_parser("ui", help="open the MLflow UI on our store, on this machine only")
     ui_command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     ui_command.add_argument("--port", type=int, default=5000)
-    ui_command.add_argument("--uri", metavar="URI", help="the tracking store (default: MLFLOW_TRACKING_URI, else mlruns/mlflow.db)")
+    ui_command.add_argument(
+        "--uri", metavar="URI", help="the tracking store (default: MLFLOW_TRACKING_URI, else mlruns/mlflow.db)"
+    )
     ui_command.set_defaults(command=tracking.ui)
 
     sync_command = commands.add_parser("sync", help="send what a lost tracking server did not take")
@@ -138,7 +183,9 @@ def _parser() -> argparse.ArgumentParser:
     listing.set_defaults(command=data.listing)
 
     for command in (run_command, sweep_command, timeline_command, listing):
-        command.add_argument("--conf", action="append", metavar="DIR", help="a conf folder of yours, searched before ./conf and ours")
+        command.add_argument(
+            "--conf", action="append", metavar="DIR", help="a conf folder of yours, searched before ./conf and ours"
+        )
 
     demo = commands.add_parser("demo", help="compare four methods on the embedded digits, in about a minute")
     demo.add_argument("overrides", nargs="*", help=OVERRIDES)

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persafl_lit import __version__
-from persafl_lit.cli.files import atomically, picture, picture_format
+from persafl_lit.cli.files import picture, picture_format, write_file
+from persafl_lit.common.fields import first_paragraph
 from persafl_lit.errors import ConfigError, Interrupted, closest
 
 if TYPE_CHECKING:
-    from persafl_lit.config import Config
+    from persafl_lit.config.compose import Config
     from persafl_lit.data.partition import Shares
 
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
@@ -30,11 +31,13 @@ def data(options: argparse.Namespace) -> int:
 
 
 def _data(options: argparse.Namespace) -> int:
-    from persafl_lit.config import choices, compose
+    from persafl_lit.config.compose import choices, compose
 
     if options.name not in choices("data") or options.name == "quadratic":
         known = [name for name in choices("data") if name != "quadratic"]
-        raise ConfigError(f"unknown data set {options.name!r}; there are {', '.join(known)}.{closest(options.name, known)}")
+        raise ConfigError(
+            f"unknown data set {options.name!r}; there are {', '.join(known)}.{closest(options.name, known)}"
+        )
     config = compose([*options.overrides, f"data={options.name}"])
     png = picture(options.png or f"{options.name}.png")
     assert png is not None
@@ -48,7 +51,10 @@ def _data(options: argparse.Namespace) -> int:
     trained(len(shares.parts), shares.holdout)
     per_client, per_split = shares.sizes().sum(axis=1), shares.sizes().sum(axis=0)
     print(f"{options.name}: {origin}; {len(shares.labels)} images of {'x'.join(map(str, settings.shape))}, checked")
-    print("samples per class: " + ", ".join(f"{kind}: {count}" for kind, count in enumerate(shares.class_sizes().tolist())))
+    print(
+        "samples per class: "
+        + ", ".join(f"{kind}: {count}" for kind, count in enumerate(shares.class_sizes().tolist()))
+    )
     print(f"{len(shares.parts)} clients hold {per_client.min()} to {per_client.max()} samples each", end="")
     print(f" ({', '.join(f'{name} {total}' for name, total in zip(('train', 'val', 'test'), per_split, strict=True))})")
     for note in shares.notes:
@@ -68,14 +74,20 @@ def _describe(config: Config, name: str, png: Path) -> int:
     sizes = federation.sizes()
     per_client, per_split = sizes.sum(axis=1), sizes.sum(axis=0)
     shape = "x".join(map(str, getattr(federation, "shape", ())))
-    print(f"{name}: {per_client.sum()} samples{f' of {shape}' if shape else ''}, {getattr(federation, 'task', 'classification')}")
+    print(
+        f"{name}: {per_client.sum()} samples{f' of {shape}' if shape else ''}, "
+        f"{getattr(federation, 'task', 'classification')}"
+    )
     print(f"{federation.clients} clients hold {per_client.min()} to {per_client.max()} samples each", end="")
     print(f" ({', '.join(f'{part} {total}' for part, total in zip(('train', 'val', 'test'), per_split, strict=True))})")
     for note in federation.notes:
         print(f"note: {note}")
     labels = getattr(federation, "labels", None)
     if labels is not None and getattr(federation, "task", "") == "classification":
-        pieces: list[Any] = [tuple(np.asarray(part[split]) for split in ("train", "val", "test")) for part in getattr(federation, "parts", ())]
+        pieces: list[Any] = [
+            tuple(np.asarray(part[split]) for split in ("train", "val", "test"))
+            for part in getattr(federation, "parts", ())
+        ]
         _draw(Shares(labels.numpy(), pieces, federation.holdout), f"{name}, seed {config.seed}", png)
         print(f"who holds what: {png}")
     return 0
@@ -85,7 +97,7 @@ def _prepare(name: str, root: str) -> str:
     """Get the files, with a word on what is tried and how much has come."""
     from rich.console import Console
 
-    from persafl_lit.data.sources import prepare
+    from persafl_lit.data.download import prepare
 
     console = Console(stderr=True, highlight=False)
     asked = False
@@ -99,12 +111,15 @@ def _prepare(name: str, root: str) -> str:
             raise KeyboardInterrupt
         status.update(f"{name}: {size / 1e6:.0f} MB")
 
-    # A signal is heeded at the next tick, not at once: the client is ended and the temporary folder removed without disturbance.
+    # A signal is heeded at the next tick, not at once: the client is ended and the temporary folder removed without
+    # disturbance.
     with console.status(f"{name}: looking in {root}") as status, _on_signals(ask):
         try:
             origin = prepare(name, root, say=console.print, tick=tick)
         except KeyboardInterrupt:
-            raise Interrupted(f"{name}: stopped before all of it was there; nothing of it is left in data.root={root}") from None
+            raise Interrupted(
+                f"{name}: stopped before all of it was there; nothing of it is left in data.root={root}"
+            ) from None
     if asked:
         raise KeyboardInterrupt
     return origin
@@ -117,7 +132,11 @@ def _interrupt() -> None:
 @contextlib.contextmanager
 def _on_signals(act: Callable[[], None]) -> Iterator[None]:
     """Act on SIGINT and SIGTERM, and on SIGHUP unless it is ignored, as nohup has it."""
-    numbers = [signal.SIGINT, signal.SIGTERM, *([] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP])]
+    numbers = [
+        signal.SIGINT,
+        signal.SIGTERM,
+        *([] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]),
+    ]
     before = {number: signal.signal(number, lambda *_: act()) for number in numbers}
     try:
         yield
@@ -134,12 +153,12 @@ def _draw(shares: Shares, title: str, path: Path) -> None:
     end = (len(text) - 4).to_bytes(4, "big") + text + zlib.crc32(text).to_bytes(4, "big") + PNG_END
     if format == "png" and _ends_with(path, end):
         return
-    from persafl_lit.report.labels import draw_labels
+    from persafl_lit.report.label_counts import draw_labels
 
     drawn = io.BytesIO()
     draw_labels(counts, title, drawn, shares.holdout, format)
     content = drawn.getvalue()
-    atomically(path, lambda file: file.write(content.removesuffix(PNG_END) + end if format == "png" else content))
+    write_file(path, lambda file: file.write(content.removesuffix(PNG_END) + end if format == "png" else content))
 
 
 def _ends_with(path: Path, end: bytes) -> bool:
@@ -182,11 +201,12 @@ def listing(options: argparse.Namespace) -> int:
 
 
 def choices_of(key: str) -> dict[str, tuple[str, str]]:
-    """The choices of a key: what each is, and where it comes from unless it is ours. One that cannot be imported is warned about."""
-    from persafl_lit.nested import GROUPS
-    from persafl_lit.plugins import conf_of_packages, offered, package_of, warn_once
-    from persafl_lit.registry import TABLES, resolve
-    from persafl_lit.written import conf_folders, files, first_comment, our_conf
+    """The choices of a key: what each is, and where it comes from unless it is ours. One that cannot be imported is
+    warned about."""
+    from persafl_lit.common.plugins import conf_of_packages, offered, package_of, warn_once
+    from persafl_lit.config.parse import conf_folders, files, first_comment, our_conf
+    from persafl_lit.config.paths import GROUPS
+    from persafl_lit.config.registry import TABLES, resolve
 
     origins = {folder: f"folder {folder}" for folder in conf_folders()} | {our_conf(): ""}
     origins |= {folder: f"package {name}" for folder, name in conf_of_packages().items()}
@@ -212,5 +232,5 @@ def choices_of(key: str) -> dict[str, tuple[str, str]]:
 
 
 def _about(cls: Any) -> str:
-    """The first line of a class's docstring, or a path."""
-    return cls if isinstance(cls, str) else (cls.__doc__ or "").strip().partition("\n")[0]
+    """The first paragraph of a class's docstring, or a path."""
+    return cls if isinstance(cls, str) else first_paragraph(cls)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from persafl_lit.common.atomic_file import write_atomically
 from persafl_lit.errors import ConfigError, shown
 
 FORMATS = ("png", "svg", "pdf")
@@ -24,7 +24,8 @@ def writable(name: str | None) -> Path | None:
     try:
         if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
             raise ConfigError(
-                f"cannot write {shown(name)}: {'it is a folder' if path.is_dir() else f'{shown(str(folder))} is not a writable folder'}"
+                f"cannot write {shown(name)}: "
+                f"{'it is a folder' if path.is_dir() else f'{shown(str(folder))} is not a writable folder'}"
             )
     except OSError as error:  # a name that is too long
         raise ConfigError(f"cannot write {shown(name)}: {error.strerror}") from None
@@ -44,21 +45,9 @@ def picture_format(path: Path) -> str:
     return path.suffix[1:].lower() or FORMATS[0]
 
 
-def atomically(path: Path, write: Callable[[Any], Any]) -> None:
-    """The whole file or none of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def write_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """The whole file or none of it, or a sentence about why not."""
     try:
-        if path.exists() and not path.is_file():  # a pipe or a device is written to, not replaced
-            with open(path, "wb") as file:
-                write(file)
-            return
-        with open(temporary, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        write_atomically(path, write)
     except OSError as error:
         raise ConfigError(f"cannot write {shown(str(path))}: {error.strerror}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from persafl_lit.cli.files import atomically, writable
-from persafl_lit.memory import keep_freed_memory
+from persafl_lit.cli.files import writable, write_file
+from persafl_lit.common.process_memory import keep_freed_memory
 
 if TYPE_CHECKING:
-    from persafl_lit.api import Result
-    from persafl_lit.config import Config
-    from persafl_lit.experiment import Experiment
+    from persafl_lit.config.compose import Config
+    from persafl_lit.engine.experiment import Experiment
+    from persafl_lit.engine.result import Result
 
 
 def run(options: argparse.Namespace) -> int:
-    from persafl_lit.config import compose
+    from persafl_lit.config.compose import compose
 
     config = compose(options.overrides)
     target = writable(options.save_model)
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     if target is not None:
         import torch
 
-        atomically(target, lambda file: torch.save(result.state_dict(), file))
+        write_file(target, lambda file: torch.save(result.state_dict(), file))
     summary = result.summary()
     if options.json:
         for note in result.notes:
@@ -45,17 +45,21 @@ def _run_with_progress(config: Config, resume: bool) -> Result:
     keep_freed_memory()
     with stop_on_signals() as stop:
         from persafl_lit import run
-        from persafl_lit.checkpoint import Checkpoint
-        from persafl_lit.progress import ProgressBar
+        from persafl_lit.engine.checkpoint import Checkpoint
+        from persafl_lit.engine.progress import ProgressBar
 
         if Checkpoint(config.checkpoint_path).exists() and not resume:
-            print("persafl: an interrupted run of this config exists; this one starts anew (--resume would continue it)", file=sys.stderr)
+            print(
+                "persafl: an interrupted run of this config exists; this one starts anew (--resume would continue it)",
+                file=sys.stderr,
+            )
         callbacks = [TheoryWarnings(), ProgressBar(f"{config.name} on {config.data['name']}")]
         return run(config, resume=resume, callbacks=callbacks, should_stop=stop)
 
 
 class TheoryWarnings:
-    """A callback that names settings outside the theory's range, where the smoothness of the clients' costs is known."""
+    """A callback that names settings outside the theory's range, where the smoothness of the clients' costs is
+    known."""
 
     def on_run_start(self, experiment: Experiment) -> None:
         work = experiment.executor.worker.work
@@ -117,16 +121,27 @@ def _print_result(result: Result, summary: dict[str, Any]) -> None:
         for rule, values in summary["beside"].items():
             name = "the method's own fine-tuning" if rule == "own" else f"fine-tuning by {rule}"
             table.add_row(f"personalised test accuracy, {name}", f"{values['test']:.4f}")
-    table.add_row(f"test loss, personalised / {'own' if own else 'shared'}", f"{summary['loss']['test']:.6g} / {summary['loss']['global']:.6g}")
+    table.add_row(
+        f"test loss, personalised / {'own' if own else 'shared'}",
+        f"{summary['loss']['test']:.6g} / {summary['loss']['global']:.6g}",
+    )
     table.add_row("updates by simulated time", f"{summary['updates']} by {summary['sim_time']:.4g}")
-    table.add_row("versions of the model", f"{summary['versions']}" if result.model_changed else f"{summary['versions']}: it never changed")
+    table.add_row(
+        "versions of the model",
+        f"{summary['versions']}" if result.model_changed else f"{summary['versions']}: it never changed",
+    )
     table.add_row("staleness, mean / max", f"{summary['staleness']['mean']:.2f} / {summary['staleness']['max']}")
     table.add_row("share of active clients", f"{summary['concurrency']:.2f}")
-    table.add_row("gradient evaluations", f"{summary['grad_evals']:.0f} in {summary['wall_seconds']:.1f} s of wall time")
+    table.add_row(
+        "gradient evaluations", f"{summary['grad_evals']:.0f} in {summary['wall_seconds']:.1f} s of wall time"
+    )
     table.add_row("evaluation's share of the work", f"{summary['evaluation_share']:.0%}")
     if summary["holdout"]["clients"] and accuracy["test"] is not None:
         held_out = summary["holdout"]
-        table.add_row(f"personalised test accuracy, {held_out['clients']} clients that never trained", f"{held_out['accuracy']['test']:.4f}")
+        table.add_row(
+            f"personalised test accuracy, {held_out['clients']} clients that never trained",
+            f"{held_out['accuracy']['test']:.4f}",
+        )
     if summary["dropped"]:
         table.add_row("dropped as too stale", f"{summary['dropped']}")
     if summary["skipped"]:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persafl_lit.cli.run import stdout_to_stderr, stop_on_signals
+from persafl_lit.common.limits import cores
 from persafl_lit.errors import ConfigError, PersaflError, closest
-from persafl_lit.limits import cores
 
 if TYPE_CHECKING:
-    from persafl_lit.sweep.conduct import Launcher
     from persafl_lit.sweep.finished import Exported
-    from persafl_lit.sweep.outcome import Outcome
     from persafl_lit.sweep.plan import Plan
+    from persafl_lit.sweep.results import Outcome
+    from persafl_lit.sweep.scheduler import Launcher
     from persafl_lit.sweep.trials import Trial
 
 
@@ -32,9 +32,12 @@ def sweep(options: argparse.Namespace) -> int:
         raise ConfigError(f"--workers must be >= 1; got {options.workers}")
     finished = _finished(plan, options)
     if options.dry_run:
-        return _dry_run(plan, options.workers or cores(), finished)
-    with stdout_to_stderr() if options.json else nullcontext(), stop_on_signals("trials under way write checkpoints first") as stop:
-        from persafl_lit.sweep.conduct import sweep as conduct
+        return _dry_run(plan, options.workers or cores(), finished, options.retry_failed)
+    with (
+        stdout_to_stderr() if options.json else nullcontext(),
+        stop_on_signals("trials under way write checkpoints first") as stop,
+    ):
+        from persafl_lit.sweep.scheduler import sweep as conduct
         from persafl_lit.tracking import store_uri
 
         uri = store_uri(plan.tracking.uri)
@@ -79,12 +82,12 @@ def sweeps() -> dict[str, Path]:
 
 def _launcher(options: argparse.Namespace, plan: Plan, uri: str) -> Launcher:
     if options.launcher == "local":
-        from persafl_lit.sweep.conduct import sweep_folder
-        from persafl_lit.sweep.local import Local
+        from persafl_lit.sweep.local_launcher import Local
+        from persafl_lit.sweep.scheduler import sweep_folder
 
         return Local(options.workers or cores(), sweep_folder(plan))
     try:
-        from persafl_lit.sweep.cluster import Cluster
+        from persafl_lit.sweep.ray_launcher import Cluster
     except ImportError:
         raise ConfigError("--launcher ray needs Ray; install it with: pip install 'persafl_lit[ray]'") from None
     return Cluster(options.address, uri, options.cpus, options.gpus, options.workers or 0)
@@ -93,30 +96,44 @@ def _launcher(options: argparse.Namespace, plan: Plan, uri: str) -> Launcher:
 # -- what it would do -------------------------------------------------------------------------------------------------
 
 
-def _dry_run(plan: Plan, lanes: int, finished: Mapping[str, Exported]) -> int:
-    from persafl_lit.sweep.board import duration
+def _dry_run(plan: Plan, lanes: int, finished: Mapping[str, Exported], retry_failed: bool) -> int:
+    from persafl_lit.sweep.dashboard import duration
     from persafl_lit.sweep.trials import first_trials
 
     adaptive = plan.search if plan.search is not None and plan.search.how == "adaptive" else None
     if adaptive:
-        print(f"{plan.name}: {adaptive.trials} trials in each of {len(plan.blocks)} blocks, each proposed from what came of those before it")
+        print(
+            f"{plan.name}: {adaptive.trials} trials in each of {len(plan.blocks)} blocks, each proposed from "
+            "what came of those before it"
+        )
     trials = first_trials(plan)  # of an adaptive search, as many by chance: enough to time it
+    from persafl_lit.sweep.scheduler import fails_again
     from persafl_lit.tracking import store_uri
-    from persafl_lit.tracking.family import finished_summaries
+    from persafl_lit.tracking.sweep_runs import Ended, ended_trials
 
-    done = {} if adaptive else finished_summaries(store_uri(plan.tracking.uri), plan.name)
-    places = {trial: exported.file for trial, exported in finished.items()} | dict.fromkeys(done, "the store")
-    done = {trial.hash: finished[trial.hash].summary(trial) for trial in trials if trial.hash in finished} | done
-    chosen = _second_stage(plan, trials, done)
+    ended = Ended() if adaptive else ended_trials(store_uri(plan.tracking.uri), plan.name)
+    places = {trial: exported.file for trial, exported in finished.items()}
+    places |= dict.fromkeys(ended.summaries, "the store")
+    failed = {
+        trial: error
+        for trial, error in ended.errors.items()
+        if fails_again(error) and not retry_failed and trial not in places
+    }
+    done = {trial.hash: finished[trial.hash].summary(trial) for trial in trials if trial.hash in finished}
+    chosen = _second_stage(plan, trials, done | ended.summaries, failed)
     trials += chosen
     for number, trial in enumerate(() if adaptive else trials, 1):
-        print(f"{number:>4}  {trial.hash}  {trial.name}{f'  (in {places[trial.hash]})' if trial.hash in places else ''}")
-    methods, later = {trial.method for trial in trials}, len(plan.seeds) - 1 if plan.two_stages and not chosen else 0
+        where = f"  (in {places[trial.hash]})" if trial.hash in places else ""
+        where = f"  (failed: {failed[trial.hash]})" if trial.hash in failed else where
+        print(f"{number:>4}  {trial.hash}  {trial.name}{where}")
+    groups, later = {trial.group for trial in trials}, len(plan.seeds) - 1 if plan.two_stages and not chosen else 0
     more = ""
     if later:
-        more = f", then each method's best by {plan.select.metric} on {later} more seeds: {len(methods) * later} trials"
-    left = [trial for trial in trials if trial.hash not in places]
-    words = f"; {len(trials) - len(left)} are finished, {len(left)} remain" if len(left) < len(trials) else ""
+        more = f", then each method's best by {plan.select.metric} on {later} more seeds: {len(groups) * later} trials"
+    left = [trial for trial in trials if trial.hash not in places and trial.hash not in failed]
+    lost = sum(trial.hash in failed for trial in trials)
+    words = f"; {len(trials) - len(left) - lost} are finished, {len(left)} remain" if len(left) < len(trials) else ""
+    words += f", {lost} failed and would fail again (--retry-failed begins them anew)" if lost else ""
     print(f"{len(trials)} trials{words}{more}")
     if not left and not more:
         print("nothing was started")
@@ -128,21 +145,27 @@ def _dry_run(plan: Plan, lanes: int, finished: Mapping[str, Exported]) -> int:
         estimate = Estimate()
         seconds = estimate.of(left, lanes) if left else 0.0
         if more:
-            seconds += sum(max(estimate.one(trial.config) for trial in trials if trial.method == method) for method in methods) * later / lanes
+            seconds += (
+                sum(max(estimate.one(trial.config) for trial in trials if trial.group == group) for group in groups)
+                * later
+                / lanes
+            )
         print(f"about {duration(seconds)} with {lanes} at a time on this machine; nothing was started")
     except PersaflError as error:
         print(f"no estimate of the time: {error}")
     return 0
 
 
-def _second_stage(plan: Plan, trials: Sequence[Trial], done: Mapping[str, Mapping[str, Any]]) -> list[Trial]:
-    """Its trials, if all of the first are finished; `done` are their summaries."""
-    from persafl_lit.sweep.outcome import Outcome, choose
+def _second_stage(
+    plan: Plan, trials: Sequence[Trial], done: Mapping[str, Mapping[str, Any]], failed: Mapping[str, str]
+) -> list[Trial]:
+    """Its trials, if all of the first have ended; `done` are the summaries of those that finished."""
+    from persafl_lit.sweep.results import Outcome, choose
     from persafl_lit.sweep.trials import on_other_seeds
 
-    if not plan.two_stages or any(trial.hash not in done for trial in trials):
+    if not plan.two_stages or any(trial.hash not in done and trial.hash not in failed for trial in trials):
         return []
-    outcomes = [Outcome(trial, "", "finished", done[trial.hash]) for trial in trials]
+    outcomes = [Outcome(trial, "", "finished", done[trial.hash]) for trial in trials if trial.hash in done]
     return on_other_seeds(plan, [best.trial for best in choose(outcomes, plan.select)])
 
 
@@ -154,27 +177,32 @@ def _print(plan: Plan, outcomes: Sequence[Outcome]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from persafl_lit.sweep.conduct import sweep_folder
-    from persafl_lit.sweep.outcome import UNCHANGED, choose
-    from persafl_lit.sweep.trials import short
+    from persafl_lit.sweep.results import UNCHANGED, choose
+    from persafl_lit.sweep.scheduler import sweep_folder
 
     console = Console(highlight=False)
-    counts = Counter("without a result" if outcome.status == "finished" and not outcome.counts else outcome.status for outcome in outcomes)
+    counts = Counter(
+        "without a result" if outcome.status == "finished" and not outcome.counts else outcome.status
+        for outcome in outcomes
+    )
     words = ", ".join(f"{count} {status}" for status, count in counts.items())
     files = Counter(outcome.imported for outcome in outcomes if outcome.imported)
     words += "".join(f", {count} of them from {file}" for file, count in files.items())
     console.print(f"{plan.name}: {len(outcomes)} trials, {words}", soft_wrap=True, markup=False)
-    table = Table(title=f"Each method's best setting by {plan.select.metric}, mean over seeds", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(
+        title=f"Each method's best setting by {plan.select.metric}, mean over seeds",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+    )
     kind = plan.select.metric.partition(".")[0]
     for name in ("method", "setting"):
         table.add_column(name)
     for name in ("seeds", f"{kind}.val", f"{kind}.test"):
         table.add_column(name, justify="right", no_wrap=True)
     for chosen in choose(outcomes, plan.select):
-        flat = chosen.trial.config.flat()
-        setting = " ".join(f"{short(key)}={flat.get(key, value)}" for key, value in chosen.trial.setting.items())
         scores = [_spread(*chosen.over_seeds(f"{kind}.{split}")) for split in ("val", "test")]
-        table.add_row(chosen.trial.method, setting or "as configured", str(len(chosen.outcomes)), *scores)
+        setting = chosen.trial.setting_text or "as configured"
+        table.add_row(chosen.trial.method, setting, str(len(chosen.outcomes)), *scores)
     if table.row_count:
         console.print(table)
     for outcome in outcomes:
@@ -192,8 +220,10 @@ def _spread(mean: float, std: float) -> str:
 
 
 def _as_json(plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    from persafl_lit.sweep.outcome import choose, table
+    from persafl_lit.sweep.results import choose, table
 
-    chosen = [{"method": best.trial.method, "setting": dict(best.trial.setting)} for best in choose(outcomes, plan.select)]
+    chosen = [
+        {"method": best.trial.method, "setting": dict(best.trial.grid_values)} for best in choose(outcomes, plan.select)
+    ]
     rows = [row | {"run_id": outcome.run_id} for row, outcome in zip(table(outcomes), outcomes, strict=True)]
     return {"sweep": plan.name, "chosen": chosen, "trials": rows}

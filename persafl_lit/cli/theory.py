@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from persafl_lit.cli.files import atomically, picture, picture_format
+from persafl_lit.cli.files import picture, picture_format, write_file
 from persafl_lit.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -27,12 +27,21 @@ WHATS = ("a", "b", "c", "advise")
 
 def add_command(commands: Any) -> None:
     """The command's arguments."""
-    command = commands.add_parser("theory", help="check the paper's theorems on problems with known constants; advise on step sizes")
-    command.add_argument("what", nargs="?", help="a (FedAsync), b (PersA-FL-MAML), c (PersA-FL-ME) or advise; all three theorems if left out")
+    command = commands.add_parser(
+        "theory", help="check the paper's theorems on problems with known constants; advise on step sizes"
+    )
+    command.add_argument(
+        "what",
+        nargs="?",
+        help="a (FedAsync), b (PersA-FL-MAML), c (PersA-FL-ME) or advise; all three theorems if left out",
+    )
     command.add_argument(
         "overrides",
         nargs="*",
-        help="advise: constants (L, sigma_g, gamma_g, rho, sigma_h, gamma_h, G, gap, tau, T, epsilon) and the keys of a run, as key=value",
+        help=(
+            "advise: constants (L, sigma_g, gamma_g, rho, sigma_h, gamma_h, G, gap, tau, T, epsilon) and the "
+            "keys of a run, as key=value"
+        ),
     )
     command.add_argument("--tau", type=int, default=10, metavar="N", help="largest staleness (default: 10)")
     command.add_argument("--clients", type=int, default=10, metavar="N", help="number of clients (default: 10)")
@@ -53,7 +62,8 @@ def theory(options: argparse.Namespace) -> int:
         return _advise(options)
     if options.overrides:
         raise ConfigError(
-            f"{shown(options.overrides[0])} goes with `persafl theory advise`; studies take --tau, --clients, --seeds and --local-steps"
+            f"{shown(options.overrides[0])} goes with `persafl theory advise`; studies take --tau, --clients, "
+            "--seeds and --local-steps"
         )
     return _studies(options)
 
@@ -78,7 +88,7 @@ def _studies(options: argparse.Namespace) -> int:
 
         drawn = io.BytesIO()
         draw(found, drawn, picture_format(png))
-        atomically(png, lambda file: file.write(drawn.getvalue()))
+        write_file(png, lambda file: file.write(drawn.getvalue()))
     summary = report(found, settings) | {"wall_seconds": time.monotonic() - wall_start}
     if options.json:
         print(json.dumps(_finite(summary), allow_nan=False))
@@ -113,7 +123,15 @@ def _print_study(console: Console, found: Study) -> None:
     for row in found.rows:
         interval = f"+-{(row['high'] - row['low']) / 2 / row['measured']:.1%}"
         holds = "hold" if row["conditions_hold"] else "fail"
-        table.add_row(f"{row['T']:,}", str(row["tau"]), f"{row['measured']:.3e}", interval, f"{row['bound']:.3e}", f"{row['ratio']:.2f}", holds)
+        table.add_row(
+            f"{row['T']:,}",
+            str(row["tau"]),
+            f"{row['measured']:.3e}",
+            interval,
+            f"{row['bound']:.3e}",
+            f"{row['ratio']:.2f}",
+            holds,
+        )
     console.print(table)
     console.print("constants: " + ", ".join(f"{name} = {value:.3g}" for name, value in found.constants.items()))
     for check in found.checks:
@@ -124,7 +142,11 @@ def _print_study(console: Console, found: Study) -> None:
         shares = f"{min(about['shares']):.1%} to {max(about['shares']):.1%}"
         times = f"{about['asynchronous'][last] / about['drawn'][last]:.3g} times that of the drawn schedule"
         console.print(
-            f"      on schedule=asynchronous (tau = {about['tau']}) clients send {shares} of the updates each: at T = {about['T'][last]:,} ", end=""
+            (
+                f"      on schedule=asynchronous (tau = {about['tau']}) clients send {shares} of the updates "
+                f"each: at T = {about['T'][last]:,} "
+            ),
+            end="",
         )
         console.print(f"the average is {times} and {about['times_the_bound'][last]:.3g} times the bound")
     console.print()
@@ -134,7 +156,7 @@ def _print_study(console: Console, found: Study) -> None:
 
 
 def _advise(options: argparse.Namespace) -> int:
-    from persafl_lit.config import compose
+    from persafl_lit.config.compose import compose
     from persafl_lit.theory.advise import advise, split
 
     given, overrides = split(options.overrides)
@@ -164,7 +186,10 @@ def _print_advice(advice: Advice, method: str) -> None:
         print(f"eta of the theory: {advice.eta:.6g} for T = {advice.T:,} updates")
         print(f"smallest T that the theorem admits: {advice.least_updates:,.6g}")
     if advice.updates_for_epsilon is not None:
-        print(f"smallest T for epsilon: {'none' if math.isinf(advice.updates_for_epsilon) else f'{advice.updates_for_epsilon:,.0f}'}")
+        print(
+            "smallest T for epsilon: "
+            f"{'none' if math.isinf(advice.updates_for_epsilon) else f'{advice.updates_for_epsilon:,.0f}'}"
+        )
     for warning in advice.warnings:
         print(f"warning: {warning}")
     for note in advice.notes:

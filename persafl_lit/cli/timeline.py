@@ -7,15 +7,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from persafl_lit.cli.files import atomically, picture, picture_format, writable
+from persafl_lit.cli.files import picture, picture_format, writable, write_file
 from persafl_lit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from persafl_lit.config import Config
+    from persafl_lit.config.compose import Config
 
 
 def timeline(options: argparse.Namespace) -> int:
-    from persafl_lit.config import compose
+    from persafl_lit.config.compose import compose
 
     config = compose(options.overrides)
     csv, png = writable(options.csv), picture(options.png)
@@ -23,7 +23,7 @@ def timeline(options: argparse.Namespace) -> int:
     timeline = config.timeline(clients)
     buffer = _buffer(config, clients, timeline)
     if csv is not None:
-        atomically(csv, lambda file: file.write(timeline.to_csv().encode()))
+        write_file(csv, lambda file: file.write(timeline.to_csv().encode()))
     if png is not None:
         _draw(config, clients, timeline, buffer, png)
     summary = timeline.summary(buffer)
@@ -32,7 +32,10 @@ def timeline(options: argparse.Namespace) -> int:
         return 0
     staleness: Any = summary["staleness"]
     arrivals: Any = summary["arrivals_per_client"]
-    print(f"{summary['updates']} updates of {clients} clients by simulated time {summary['sim_time']:.6g}; {summary['dropped']} dropped")
+    print(
+        f"{summary['updates']} updates of {clients} clients by simulated time {summary['sim_time']:.6g}; "
+        f"{summary['dropped']} dropped"
+    )
     print(f"staleness: mean {staleness['mean']:.2f}, max {staleness['max']}")
     print(f"active clients: {summary['concurrency']:.1%} on average")
     print(f"arrivals per client: {min(arrivals)} to {max(arrivals)}")
@@ -66,10 +69,13 @@ def _draw(config: Config, clients: int, timeline: Any, buffer: int, png: Path) -
     name = config.schedule["name"]
     if name == "asynchronous":
         rounds = config.beside("rounds", clients)
-        panels = [("synchronous rounds", rounds.timeline(clients), rounds.schedule["cohort"]), ("asynchronous", timeline, buffer)]
+        panels = [
+            ("synchronous rounds", rounds.timeline(clients), rounds.schedule["cohort"]),
+            ("asynchronous", timeline, buffer),
+        ]
     elif name == "rounds":
         beside = config.beside("asynchronous", clients).timeline(clients)
         panels = [("synchronous rounds", timeline, config.schedule["cohort"]), ("asynchronous", beside, 1)]
     else:
         panels = [(name, timeline, buffer)]
-    atomically(png, lambda file: draw(panels, file, config.local_steps, picture_format(png)))
+    write_file(png, lambda file: draw(panels, file, config.local_steps, picture_format(png)))

@@ -29,14 +29,18 @@ def report(options: argparse.Namespace) -> int:
     for number, target in enumerate(targets):
         named = target if len(targets) > 1 else ""
         for record in _records(store, target):
-            found.setdefault(record.run_id, replace(record, target=named, target_number=number))  # a run that two targets name is the first one's
+            found.setdefault(
+                record.run_id, replace(record, target=named, target_number=number)
+            )  # a run that two targets name is the first one's
     records, title = [_with_activity(record) for record in found.values()], ", ".join(targets)
     folder = Path(options.out or Path("reports") / folder_name(title))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files = write_report(records, title, folder, levels, options.against)
     except OSError as error:
-        raise ConfigError(f"cannot write the report to {shown(str(folder))}: {error.strerror}; choose another --out") from None
+        raise ConfigError(
+            f"cannot write the report to {shown(str(folder))}: {error.strerror}; choose another --out"
+        ) from None
     store.keep_report(targets, folder)
     print(f"{len(records)} runs of {title}: {folder / 'report.html'} and {len(files) - 1} more files")
     return 0
@@ -60,7 +64,9 @@ def _records(store: Store, target: str) -> list[Record]:
     except PersaflError:
         raise
     except Exception as error:  # what a store holds may be damaged in any way
-        raise ConfigError(f"cannot read the runs of {shown(target)}: {type(error).__name__}: {first_line(error)}") from None
+        raise ConfigError(
+            f"cannot read the runs of {shown(target)}: {type(error).__name__}: {first_line(error)}"
+        ) from None
 
 
 def _levels(texts: Sequence[str]) -> list[float]:
@@ -84,9 +90,13 @@ def folder_name(target: str) -> str:
 
 def _with_activity(record: Record) -> Record:
     """A timeline in a file knows arrivals only; one that the config can make again also knows who was busy when."""
-    if not isinstance(record.summary, Mapping) or not isinstance(record.summary.get("config"), Mapping) or record.timeline is None:
+    if (
+        not isinstance(record.summary, Mapping)
+        or not isinstance(record.summary.get("config"), Mapping)
+        or record.timeline is None
+    ):
         return record
-    from persafl_lit.config import compose
+    from persafl_lit.config.compose import compose
 
     try:
         made = compose({**record.summary["config"], "allow_code": False}).timeline(record.timeline.clients)

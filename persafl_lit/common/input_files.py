@@ -6,8 +6,8 @@ import os
 import stat
 from pathlib import Path
 
+from persafl_lit.common.limits import MOST_BYTES
 from persafl_lit.errors import PersaflError, shown
-from persafl_lit.limits import MOST_BYTES
 
 
 def plain_file(path: str | os.PathLike[str], kind: type[PersaflError]) -> Path:
@@ -19,5 +19,8 @@ def plain_file(path: str | os.PathLike[str], kind: type[PersaflError]) -> Path:
     if not stat.S_ISREG(found.st_mode):
         raise kind(f"cannot read {shown(str(path))}: it is not a plain file")
     if found.st_size > MOST_BYTES:
-        raise kind(f"cannot read {shown(str(path))}: it has {found.st_size:,} bytes, more than the {MOST_BYTES:,} that are read")
+        raise kind(
+            f"cannot read {shown(str(path))}: it has {found.st_size:,} bytes, more than the {MOST_BYTES:,} "
+            "that are read"
+        )
     return Path(path)

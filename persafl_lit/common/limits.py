@@ -1,4 +1,5 @@
-"""Where numbers end. Beyond these a run would fill the memory or outlast its user; each is refused where the value enters."""
+"""Where numbers end. Beyond these a run would fill the memory or outlast its user; each is refused where the value
+enters."""
 
 from __future__ import annotations
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+POLL = 0.05
+"""Seconds of wall time between attempts to become the holder."""
 _one_thread = threading.Lock()
 _held: dict[Path, int] = {}
 """What this process holds, with its id: a forked process inherits this table, but not the locks."""
@@ -18,8 +22,8 @@ _held: dict[Path, int] = {}
 class Lock:
     """An exclusive lock on a file, which says in it who holds it.
 
-    A POSIX record lock: unlike flock's it is not inherited, so worker processes that outlive a killed run do not keep it. The
-    system does not keep threads of one process apart with it; `_held` does.
+    A POSIX record lock: unlike flock's it is not inherited, so worker processes that outlive a killed run do not keep
+    it. The system does not keep threads of one process apart with it; `_held` does.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,13 +36,22 @@ class Lock:
         while not self._try():
             if time.monotonic() >= give_up_at:
                 return False
-            time.sleep(min(0.1, wait_seconds))
+            time.sleep(min(POLL, wait_seconds))
         return True
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Ours within the block; another holder is waited for, however long."""
+        self.acquire(math.inf)
+        try:
+            yield
+        finally:
+            self.release()
 
     def holder(self) -> int | None:
         """The process that holds it, or did last, if it has said so."""
-        if _held.get(self.path) == os.getpid():  # a record lock ends when its process closes the file, however often it has it open
-            return os.getpid()
+        if _held.get(self.path) == os.getpid():
+            return os.getpid()  # reading the file would end the lock: a record lock ends when its process closes it
         try:
             return int(self.path.read_text())
         except (OSError, ValueError):
@@ -58,8 +71,8 @@ class Lock:
             return self._try_alone()
 
     def _try_alone(self) -> bool:
-        if _held.get(self.path) == os.getpid():  # another thread's; opening and closing the file here would end its lock
-            return self._file >= 0
+        if _held.get(self.path) == os.getpid():
+            return self._file >= 0  # else another thread's; opening and closing the file here would end its lock
         self.path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

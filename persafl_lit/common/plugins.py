@@ -1,4 +1,5 @@
-"""Code from outside the package: classes by dotted path, entry points of installed packages, and what it may not do: exit.
+"""Code from outside the package: classes by dotted path, entry points of installed packages, and what it may not do:
+exit.
 
 Entry points are looked for only when a name is unknown otherwise, and imported only when they are used.
 """
@@ -38,7 +39,8 @@ def is_dotted(name: str) -> bool:
 
 
 def import_path(path: str) -> Any:
-    """What is at package.module.Class, also in a module of the current folder. An ImportError says which part is missing."""
+    """What is at package.module.Class, also in a module of the current folder. An ImportError says which part is
+    missing."""
     if not is_dotted(path):
         raise ImportError(f"{shown(path)} is no package.module.Class")
     here = os.getcwd()
@@ -66,7 +68,9 @@ def _attribute(owner: Any, name: str) -> Any:
     except (AttributeError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a module's own __getattr__ may raise anything
-        raise ImportError(f"{name} of {getattr(owner, '__name__', owner)} cannot be imported: {located(error)}") from error
+        raise ImportError(
+            f"{name} of {getattr(owner, '__name__', owner)} cannot be imported: {located(error)}"
+        ) from error
 
 
 def _module(name: str) -> ModuleType:
@@ -78,7 +82,9 @@ def _module(name: str) -> ModuleType:
     except BaseException as error:  # importing runs the user's code, which may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             package, _, last = name.rpartition(".")
-            raise ImportError(f"the package {package} has no module or class {last!r}" if package else f"there is no module {name!r}") from None
+            raise ImportError(
+                f"the package {package} has no module or class {last!r}" if package else f"there is no module {name!r}"
+            ) from None
         raise ImportError(f"the module {name} cannot be imported: {located(error)}") from error
 
 
@@ -109,18 +115,24 @@ def load_entry(kind: str, name: str, key: str) -> Any:
     """The object behind an entry point."""
     entries = offered(kind)[name]
     if len(entries) > 1:
-        raise ConfigError(f"{key}={name} is defined by several packages: {' and '.join(map(package_of, entries))}; uninstall all but one")
+        raise ConfigError(
+            f"{key}={name} is defined by several packages: {' and '.join(map(package_of, entries))}; "
+            "uninstall all but one"
+        )
     try:
         with exits_refused():
             return entries[0].load()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # importing runs the package's code, which may raise anything
-        raise ConfigError(f"{key}={name} of {package_of(entries[0])} ({entries[0].value}) cannot be imported: {located(error)}") from error
+        raise ConfigError(
+            f"{key}={name} of {package_of(entries[0])} ({entries[0].value}) cannot be imported: {located(error)}"
+        ) from error
 
 
 def conf_of_packages() -> dict[Path, str]:
-    """Folders that installed packages offer as `persafl_lit.conf` (the dotted name of a folder), each with NAME VERSION."""
+    """Folders that installed packages offer as `persafl_lit.conf` (the dotted name of a folder), each with NAME
+    VERSION."""
     folders: dict[Path, str] = {}
     for entries in offered("conf").values():
         for entry in entries:
@@ -179,7 +191,8 @@ def _exit(status: int) -> NoReturn:
 
 @contextlib.contextmanager
 def exits_refused() -> Iterator[None]:
-    """In here, in this thread, `os._exit` raises SystemExit: code of the user's cannot end a run as if all were well."""
+    """In here, in this thread, `os._exit` raises SystemExit: code of the user's cannot end a run as if all were
+    well."""
     os._exit = _exit  # for good: elsewhere it exits
     who = os.getpid(), threading.get_ident()
     _refusing[who] += 1

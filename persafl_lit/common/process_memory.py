@@ -15,8 +15,8 @@ GIBIBYTE = 1 << 30
 def keep_freed_memory() -> None:
     """For processes that do nothing but train: the tensors of one gradient are those of the next.
 
-    Otherwise malloc gives megabytes back to the system and asks for them again in every gradient, and the system clears every
-    page that it gives: up to a seventh of a gradient's time. Without glibc nothing happens.
+    Otherwise malloc gives megabytes back to the system and asks for them again in every gradient, and the system clears
+    every page that it gives: up to a seventh of a gradient's time. Without glibc nothing happens.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -28,7 +28,8 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """For imports: Python's garbage collector would look through hundreds of thousands of new objects again and again, and nearly all stay.
+    """For imports: Python's garbage collector would look through hundreds of thousands of new objects again and again,
+    and nearly all stay.
 
     That is a fifth of the time of Lightning's import, and half of MLflow's after it.
     """

@@ -1,21 +1,20 @@
 """Files of tensors and plain values that are whole or not there, and that show when they were changed.
 
-A file is written under a temporary name, flushed and renamed. It ends in the SHA-256 of what is before it, which `torch.load`
-ignores. Reading unpickles tensors and plain values only.
+A file ends in the SHA-256 of what is before it, which
+`torch.load` ignores. Reading unpickles tensors and plain values only.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
+from persafl_lit.common.atomic_file import write_atomically
 from persafl_lit.errors import CheckpointError, UnwritableError, first_line
 
 MARK = b"\nsha256 "
@@ -24,25 +23,22 @@ DIGEST = len(MARK) + 64
 
 
 def write_sealed(path: Path, content: dict[str, Any], before_rename: Callable[[], None] = lambda: None) -> None:
-    """Write, flush and rename; `before_rename` is called when the new file is whole and the old one still has its name."""
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    """Write, flush and rename; `before_rename` is called when the new file is whole and the old one still has its
+    name."""
+
+    def write(file: BinaryIO) -> None:
+        summed = _Summed(file)
+        torch.save(content, summed)  # type: ignore[arg-type]
+        file.write(MARK + summed.sum.hexdigest().encode())
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            summed = _Summed(file)
-            torch.save(content, summed)  # type: ignore[arg-type]
-            file.write(MARK + summed.sum.hexdigest().encode())
-            file.flush()
-            os.fsync(file.fileno())
-        before_rename()
-        os.replace(temporary, path)
-        _flush_folder(path.parent)
+        write_atomically(path, write, before_rename)
     except (OSError, RuntimeError) as error:  # torch says RuntimeError when the disk is full
         why = getattr(error, "strerror", None) or first_line(error)
-        raise UnwritableError(f"cannot write the checkpoint {path}: {why}; make room or choose another checkpoint.dir") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        raise UnwritableError(
+            f"cannot write the checkpoint {path}: {why}; make room or choose another checkpoint.dir"
+        ) from None
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
@@ -78,13 +74,3 @@ class _Summed:
 
     def flush(self) -> None:
         self.file.flush()
-
-
-def _flush_folder(folder: Path) -> None:
-    """The renaming, too, must survive a power cut; some file systems cannot be asked."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

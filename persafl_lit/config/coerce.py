@@ -1,7 +1,7 @@
 """Settings are dataclasses: each field has a type, a default and, in the string below it, its meaning.
 
-`coerce` alone decides what a key may be, by the annotation of its field. `Annotated[int, Literal["cohort"]]` is a key that may also be
-the word `cohort`, while the class itself only ever sees the number.
+`coerce` alone decides what a key may be, by the annotation of its field. `Annotated[int, Literal["cohort"]]` is a key
+that may also be the word `cohort`, while the class itself only ever sees the number.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ LARGEST = 1e18
 """Numbers beyond this overflow somewhere; nan compares false and is refused too."""
 WANTED = {float: "a finite number", int: "a whole number", bool: "true or false", str: "a text", type(None): "null"}
 SEVERAL = {float: "finite numbers", int: "whole numbers", str: "texts"}
-NOT_A_KEY = {"key": False}
-"""Metadata of a field that the program fills in and no config sets: `field(default=1, metadata=NOT_A_KEY)`."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -59,14 +57,19 @@ def construct(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 
 
 def coerced(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Every key of a dataclass: what is given, else its default, as the declared type. What is required may still be None."""
+    """Every key of a dataclass: what is given, else its default, as the declared type. What is required may still be
+    None."""
     prefix = f"{where}." if where else ""
     known, types_of, needed = defaults(cls), hints(cls), required(cls)
     for key in values:
         if key not in known:
-            raise ConfigError(f"unknown key {shown(prefix + key)}; {where or 'the config'} has {', '.join(known)}.{closest(key, known)}")
+            raise ConfigError(
+                f"unknown key {shown(prefix + key)}; {where or 'the config'} has "
+                f"{', '.join(known)}.{closest(key, known)}"
+            )
     return {
-        key: None if value is None and key in needed else coerce(types_of[key], value, prefix + key) for key, value in {**known, **values}.items()
+        key: None if value is None and key in needed else coerce(types_of[key], value, prefix + key)
+        for key, value in {**known, **values}.items()
     }
 
 
@@ -77,8 +80,14 @@ def keys(cls: type) -> list[str]:
 
 def defaults(cls: type) -> dict[str, Any]:
     """Every key and its default; None where there is none."""
-    made = {field.name: None if field.default_factory is dataclasses.MISSING else field.default_factory() for field in _fields(cls)}
-    return {field.name: made[field.name] if field.default is dataclasses.MISSING else field.default for field in _fields(cls)}
+    made = {
+        field.name: None if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in _fields(cls)
+    }
+    return {
+        field.name: made[field.name] if field.default is dataclasses.MISSING else field.default
+        for field in _fields(cls)
+    }
 
 
 def required(cls: type) -> list[str]:
@@ -86,7 +95,8 @@ def required(cls: type) -> list[str]:
     return [
         field.name
         for field in _fields(cls)
-        if field.default is field.default_factory is dataclasses.MISSING and type(None) not in typing.get_args(hints(cls)[field.name])
+        if field.default is field.default_factory is dataclasses.MISSING
+        and type(None) not in typing.get_args(hints(cls)[field.name])
     ]
 
 
@@ -125,7 +135,10 @@ def coerce(hint: Any, value: Any, key: str) -> Any:
         raise ConfigError(f"{key} is a group of keys ({', '.join(keys(hint))}), not a value; got {shown(value)}")
     if origin is tuple and isinstance(value, (list, tuple)):
         return tuple(coerce(args[0], item, key) for item in value)
-    if origin is tuple and ((isinstance(value, (int, float)) and not isinstance(value, bool)) or (isinstance(value, str) and _takes_text(args[0]))):
+    if origin is tuple and (
+        (isinstance(value, (int, float)) and not isinstance(value, bool))
+        or (isinstance(value, str) and _takes_text(args[0]))
+    ):
         return (coerce(args[0], value, key),)
     if origin is dict and isinstance(value, Mapping):
         return {name: coerce(args[1], item, f"{key}.{name}") for name, item in value.items()}

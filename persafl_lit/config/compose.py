@@ -1,10 +1,12 @@
-"""Configuration: dataclasses hold the defaults, conf/ what its choices change, the command line what a run changes; all is checked first.
+"""Configuration: dataclasses hold the defaults, conf/ what its choices change, the command line what a run changes; all
+is checked first.
 
     persafl run method=persafl_me method.lam=20 data=digits clients=30
 
-`group=choice` takes conf/group/choice.yaml, of yours or ours, or a class by entry point or dotted path; `key=value` changes one value. A
-choice may bring `defaults:` for other keys (a method its schedule, a data set its model); what the user says wins. A composed config is
-complete: it composes to itself also where the files that it was made of are not. docs/configuration.md lists every key.
+`group=choice` takes conf/group/choice.yaml, of yours or ours, or a class by entry point or dotted path; `key=value`
+changes one value. A choice may bring `defaults:` for other keys (a method its schedule, a data set its model); what the
+user says wins. A composed config is complete: it composes to itself also where the files that it was made of are not.
+docs/configuration.md lists every key.
 """
 
 from __future__ import annotations
@@ -22,35 +24,56 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from persafl_lit.buffers import Buffers
+from persafl_lit.common.limits import MOST_CLIENTS, MOST_STEPS, MOST_VISITS, MOST_WORKERS, at_most
+from persafl_lit.common.plugins import exits_refused
+from persafl_lit.config.coerce import coerce, coerced, construct, hints, keys
+from persafl_lit.config.groups import TABLES, completed, owners_of, set_group, take_defaults, typed_group
+from persafl_lit.config.parse import (
+    as_mapping,
+    conf_folders,
+    find,
+    find_choice,
+    flat_keys,
+    load,
+    load_choice,
+    our_conf,
+    to_yaml,
+)
+from persafl_lit.config.parse import choices as choices
+from persafl_lit.config.paths import GROUPS, flatten, get, put
+from persafl_lit.config.registry import is_class, make, make_listed, make_metric, record, resolve, same, source_of
+from persafl_lit.config.schema import ADDED, Checkpoints, Eval, Method, Tracking, choice, positive
 from persafl_lit.data import DATASETS, CustomData
-from persafl_lit.errors import ConfigError, PersaflError, TimelineError, closest, located, shown
-from persafl_lit.limits import MOST_CLIENTS, MOST_STEPS, MOST_VISITS, MOST_WORKERS, at_most
-from persafl_lit.nested import GROUPS, flatten, get, put
-from persafl_lit.objectives import OBJECTIVES, Moreau, Objective
-from persafl_lit.optimizers import Local
-from persafl_lit.plugins import exits_refused
-from persafl_lit.registry import TABLES as REGISTRY
-from persafl_lit.registry import is_class, make, make_listed, make_metric, record, resolve, same, source_of
-from persafl_lit.server import RULES, ControlVariates, Rule
-from persafl_lit.settings import ADDED, SIGNS, Checkpoints, Eval, Method, Tracking, choice, positive
-from persafl_lit.sharing import Sharing
+from persafl_lit.errors import ConfigError, PersaflError, TimelineError, located, shown
+from persafl_lit.learning.local_optimizers import Local
+from persafl_lit.learning.metric_names import SIGNS
+from persafl_lit.learning.objectives import Moreau, Objective
+from persafl_lit.learning.sharing import Sharing
+from persafl_lit.server.buffers import Buffers
+from persafl_lit.server.rules import ControlVariates, Rule
 from persafl_lit.timeline import SCHEDULES, Setting, Timeline, check_timeline
-from persafl_lit.typed import coerce, coerced, construct, defaults, hints, keys
-from persafl_lit.written import as_mapping, conf_folders, find, find_choice, flat_keys, load, load_choice, our_conf, to_yaml
-from persafl_lit.written import choices as choices
 
 if TYPE_CHECKING:
     from persafl_lit.data import Federation
 
-TABLES: dict[str, Mapping[str, Any]] = {key: table.ours for key, table in REGISTRY.items() if key in GROUPS}
-"""Groups whose choices are classes, with ours; a method is an objective, a rule and what is shared."""
-PARTS = {"objective": "method.objective", "rule": "method.rule", "schedule": "schedule", "delays": "delays", "finetune": "eval.finetune"}
+PARTS = {
+    "objective": "method.objective",
+    "rule": "method.rule",
+    "schedule": "schedule",
+    "delays": "delays",
+    "finetune": "eval.finetune",
+}
 """What may be passed from Python as a class or an object, and the key that it is recorded under."""
 NAME = re.compile(r"\w[\w.+-]*")
 NEUTRAL = ("tracking", "checkpoint", "executor", "workers", "loggers")
 """Keys that change where and how fast a run goes, but no bit of its result."""
-COUNTS = {"clients": MOST_CLIENTS, "local_steps": MOST_STEPS, "batch_size": math.inf, "updates": MOST_VISITS, "workers": MOST_WORKERS}
+COUNTS = {
+    "clients": MOST_CLIENTS,
+    "local_steps": MOST_STEPS,
+    "batch_size": math.inf,
+    "updates": MOST_VISITS,
+    "workers": MOST_WORKERS,
+}
 """Whole numbers >= 1, and where they end."""
 PRECISION_NAMES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
 
@@ -81,11 +104,14 @@ class Config:
     batch_size: int = 20
     """Samples per batch."""
     clip: float | None = None
-    """The longest direction of a local step, whatever the objective (not of fine-tuning); a longer one is shortened to it. null is none."""
+    """The longest direction of a local step, whatever the objective (not of fine-tuning); a longer one is shortened to
+    it. null is none."""
     on_divergence: Literal["stop", "skip"] = "stop"
-    """What an update that is not finite does: `stop` ends the run with exit code 3, `skip` leaves it out and counts it."""
+    """What an update that is not finite does: `stop` ends the run with exit code 3, `skip` leaves it out and counts
+    it."""
     horizon: float | None = 100.0
-    """End of the run in simulated time; null where `updates` or a replayed file ends it. Setting `updates` alone makes it null."""
+    """End of the run in simulated time; null where `updates` or a replayed file ends it. Setting `updates` alone makes
+    it null."""
     updates: int | None = None
     """End of the run after so many client updates; with `horizon` too, whichever comes first."""
     seed: int = 0
@@ -95,19 +121,24 @@ class Config:
     devices: int | tuple[int, ...] | str = 1
     """As in Lightning Fabric; one device."""
     precision: str = "32-true"
-    """As in Lightning Fabric: `32-true`, `64-true`, `bf16-mixed`, `bf16-true`. With bfloat16, gradients differ in the second digit."""
+    """As in Lightning Fabric: `32-true`, `64-true`, `bf16-mixed`, `bf16-true`. With bfloat16, gradients differ in the
+    second digit."""
     derivatives: Literal["auto", "autograd"] = "auto"
-    """Hand-written kernels where the network is a plain sequence of known layers, else autograd; or `autograd` always."""
+    """Hand-written kernels where the network is a plain sequence of known layers, else autograd; or `autograd`
+    always."""
     executor: Literal["serial", "processes", "ray"] = "processes"
-    """Who trains: this process, one process per worker, or the cluster that RAY_ADDRESS names, else a local one. All give the same bits."""
+    """Who trains: this process, one process per worker, or the cluster that RAY_ADDRESS names, else a local one. All
+    give the same bits."""
     workers: int | None = None
     """Workers that train at the same time; null is one per core."""
     allow_code: bool = False
-    """Let names such as `method.objective=package.module.Class`, `model.path` and `data.path` import code of yours; no file of conf/ can."""
+    """Let names such as `method.objective=package.module.Class`, `model.path` and `data.path` import code of yours; no
+    file of conf/ can."""
     callbacks: tuple[str | dict[str, Any], ...] = ()
     """Callbacks by entry point or package.module.Class; with arguments, `{name: package.module.Class, patience: 3}`."""
     loggers: tuple[str | dict[str, Any], ...] = ()
-    """Lightning's loggers beside MLflow: `csv`, `tensorboard`, an entry point or package.module.Class, as `{name: csv, save_dir: logs}`."""
+    """Lightning's loggers beside MLflow: `csv`, `tensorboard`, an entry point or package.module.Class, as `{name: csv,
+    save_dir: logs}`."""
     local: Local = field(default_factory=Local)
     """The optimizer of local steps."""
     eval: Eval = field(default_factory=Eval)
@@ -156,19 +187,28 @@ class Config:
         return Path(self.checkpoint.dir or "mlruns/checkpoints") / f"{self.hash()}.pt"
 
     def with_model(self, path: str, args: Mapping[str, Any]) -> Config:
-        """The same run around a model that was passed from Python: recorded, and told from others, by its class and `args`."""
+        """The same run around a model that was passed from Python: recorded, and told from others, by its class and
+        `args`."""
         return dataclasses.replace(
-            self, model={"name": "custom", "path": path, "args": dict(args), **{key: self.model[key] for key in keys(Buffers)}}
+            self,
+            model={
+                "name": "custom",
+                "path": path,
+                "args": dict(args),
+                **{key: self.model[key] for key in keys(Buffers)},
+            },
         )
 
     def with_data(self, path: str, brings_clients: bool) -> Config:
-        """The same run on data that was passed from Python; its digest is part of the run's identity. Settings of the deal are kept."""
+        """The same run on data that was passed from Python; its digest is part of the run's identity. Settings of the
+        deal are kept."""
         kept = {key: self.data[key] for key in keys(CustomData) if key in self.data and key not in ("path", "args")}
         values = {"name": "custom", **coerced(CustomData, {**kept, "path": path}, "data")}
         return dataclasses.replace(self, data=values, clients=None if brings_clients else self.clients)
 
     def with_parts(self, **parts: Any) -> Config:
-        """The same run with an objective, a rule, ... from Python: classes or objects, recorded by their class and field values."""
+        """The same run with an objective, a rule, ... from Python: classes or objects, recorded by their class and
+        field values."""
         config = self
         for name, part in parts.items():
             key = PARTS[name]
@@ -176,15 +216,19 @@ class Config:
             group, _, field = key.partition(".")
             if group == "method":
                 content = {**config.method, field: choice}
-                owners = [cls for cls in _classes("method", content, True) if cls is not resolve(key, choice, True)]
+                owners = [cls for cls in owners_of("method", content, True) if cls is not resolve(key, choice, True)]
                 kept = {known: content[known] for cls in owners for known in keys(cls) if known in content}
-                changed: Any = {"method": _typed("method", _complete("method", {**kept, **values, "name": config.name}, True), True)}
+                whole = completed("method", {**kept, **values, "name": config.name}, True)
+                changed: Any = {"method": typed_group("method", whole, True)}
             else:
-                typed = _typed(key, _complete(key, {**values, "name": choice}, True), True)
+                typed = typed_group(key, completed(key, {**values, "name": choice}, True), True)
                 changed = {group: dataclasses.replace(config.eval, finetune=typed) if field else typed}
             config = dataclasses.replace(config, allow_code=config.allow_code or outside, **changed)
             if not isinstance(part, type) and not same(made := config.part(key), part):
-                raise ConfigError(f"{name}={shown(part)} is not what its fields say, which is {shown(made)}; a run is recorded by them alone")
+                raise ConfigError(
+                    f"{name}={shown(part)} is not what its fields say, which is {shown(made)}; a run is "
+                    "recorded by them alone"
+                )
         return config
 
     def part(self, key: str) -> Any:
@@ -206,7 +250,10 @@ class Config:
     def metrics(self, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
         """Metrics by name, made anew; those that were given from Python are there already."""
         described: Any = self.eval.metrics
-        return {about["name"]: given[about["name"]] if about["name"] in given else make_metric(about, self.allow_code) for about in described}
+        return {
+            about["name"]: given[about["name"]] if about["name"] in given else make_metric(about, self.allow_code)
+            for about in described
+        }
 
     def metric_sign(self, name: str) -> int:
         """+1 if higher values of a metric are better, -1 if lower, 0 if that is not known before it is measured."""
@@ -219,27 +266,39 @@ class Config:
 
     def plugins(self) -> list[str]:
         """What of the run comes from outside, with versions."""
-        named = [(key, get(self.values, key if key.startswith("method.") else f"{key}.name")) for key in (*PARTS.values(), "data", "model")]
+        named = [
+            (key, get(self.values, key if key.startswith("method.") else f"{key}.name"))
+            for key in (*PARTS.values(), "data", "model")
+        ]
         named += [(key, described["name"]) for key in ("callbacks", "loggers") for described in getattr(self, key)]
         named += [("eval.finetune", name) for name in self.eval.beside if is_class("eval.finetune", name)]
         named += [("eval.metrics", about.get("metric", about["name"])) for about in cast(Any, self.eval.metrics)]
         return sorted({source for key, name in named if (source := source_of(key, name, self.allow_code))})
 
     def label(self) -> str:
-        """A short name that tells this run from others: the method, what was set otherwise than by default, the seed."""
+        """A short name that tells this run from others: the method, what was set otherwise than by default, the
+        seed."""
         chosen = {key: get(self.values, key)["name"] for key in GROUPS}
         usual = self._usual(chosen)
         skipped = (*NEUTRAL, "seed", "eval", "allow_code")
         changed = {
             key: value
             for key, value in self.flat().items()
-            if key.split(".")[0] not in skipped and value is not None and usual.get(key, value) != value
+            if key.split(".")[0] not in skipped
+            and value is not None
+            and (usual[key] != value if key in usual else ".args." in key)
         }
-        settings = [f"{key.removesuffix('.name').removeprefix('method.').removeprefix('schedule.')}={value}" for key, value in changed.items()]
-        return " ".join([self.name, *([] if chosen["data"] == "digits" else [chosen["data"]]), *settings, f"seed={self.seed}"])[:250]
+        settings = [
+            f"{key.removesuffix('.name').removeprefix('method.').removeprefix('schedule.')}={value}"
+            for key, value in changed.items()
+        ]
+        return " ".join(
+            [self.name, *([] if chosen["data"] == "digits" else [chosen["data"]]), *settings, f"seed={self.seed}"]
+        )[:250]
 
     def _usual(self, chosen: Mapping[str, str]) -> dict[str, Any]:
-        """The values that the method and the data set have by themselves, and the defaults of what was chosen otherwise."""
+        """The values that the method and the data set have by themselves, and the defaults of what was chosen
+        otherwise."""
         parts = {"allow_code": self.allow_code, **{f"method.{key}": self.method[key] for key in keys(Method)}}
         known = {key: choice for key, choice in chosen.items() if key in ("method", "data")}
         usual: dict[str, Any] = {}
@@ -278,7 +337,8 @@ class Config:
         if (sends := self.objective().sends) != rule.receives:
             sent, wanted = (", ".join(names) or "nothing" for names in (sends, rule.receives))
             raise ConfigError(
-                f"method.objective={self.method['objective']} sends {sent} beside its update and method.rule={self.method['rule']} wants {wanted}; "
+                f"method.objective={self.method['objective']} sends {sent} beside its update and "
+                f"method.rule={self.method['rule']} wants {wanted}; "
                 "scaffold and control_variates, and others of their kind, go together or not at all"
             )
         rule.check(timeline)
@@ -289,7 +349,10 @@ class Config:
         if self.schedule["name"] == "rounds":
             return int(self.schedule["cohort"])
         if self.method["rule"] == "control_variates" and self.schedule["name"] != "replay":
-            raise ConfigError(f"scaffold needs whole rounds, without staleness; schedule={self.schedule['name']} has none: use schedule=rounds")
+            raise ConfigError(
+                f"scaffold needs whole rounds, without staleness; schedule={self.schedule['name']} has none: "
+                "use schedule=rounds"
+            )
         cohort = math.gcd(*timeline.reads.tolist())
         if self.schedule["name"] in ("asynchronous", "drawn") or cohort == 0 or timeline.staleness(cohort).any():
             raise ConfigError(
@@ -304,7 +367,8 @@ class Config:
         delays, objective, schedule = self.build("delays"), self.objective(), self.build("schedule")
         if getattr(delays, "per_gradient", 0) > 0 and isinstance(objective, Moreau) and objective.inner_steps is None:
             raise ConfigError(
-                f"delays.per_gradient={delays.per_gradient:g} needs the number of gradients per local step beforehand, and method.nu alone does not "
+                f"delays.per_gradient={delays.per_gradient:g} needs the number of gradients per local step "
+                "beforehand, and method.nu alone does not "
                 "give it; set method.inner_steps, or delays.per_gradient=0"
             )
         setting = Setting(clients, self.local_steps, delays, self.seed, self.horizon, self.updates, objective.cost)
@@ -318,7 +382,11 @@ class Config:
         except (PersaflError, KeyboardInterrupt):
             raise
         except BaseException as error:
-            users = [f"{key}={name}" for key in ("delays", "schedule") if (name := getattr(self, key)["name"]) not in TABLES[key]]
+            users = [
+                f"{key}={name}"
+                for key in ("delays", "schedule")
+                if (name := getattr(self, key)["name"]) not in TABLES[key]
+            ]
             if not users:
                 raise
             raise TimelineError(f"{' or '.join(users)} fails: {located(error)}") from error
@@ -327,8 +395,8 @@ class Config:
     def beside(self, schedule: str, clients: int) -> Config:
         """The same config under another schedule with its default settings, for comparison."""
         content = load_choice(schedule, "schedule", conf_folders())
-        _defaults(content, "schedule")
-        values = _typed("schedule", _complete("schedule", {**content, "name": schedule}, False), False)
+        take_defaults(content, "schedule")
+        values = typed_group("schedule", completed("schedule", {**content, "name": schedule}, False), False)
         if "cohort" in values:
             values["cohort"] = min(values["cohort"], clients)
         return dataclasses.replace(self, schedule=values)
@@ -336,11 +404,15 @@ class Config:
     def data_settings(self) -> Any:
         """What the data group describes; what would run code of a user's only if that is allowed."""
         if getattr(DATASETS.get(self.data["name"]), "runs_code", False) and not self.allow_code:
-            raise ConfigError(f"data.path={self.data['path']} runs code from outside persafl_lit; pass allow_code=true if you trust it")
+            raise ConfigError(
+                f"data.path={self.data['path']} runs code from outside persafl_lit; pass allow_code=true if "
+                "you trust it"
+            )
         return self.build("data")
 
     def federation(self, data: Any = None) -> Federation:
-        """The clients' data: the one that the config names, or `data` that was passed from Python, dealt as the config says."""
+        """The clients' data: the one that the config names, or `data` that was passed from Python, dealt as the config
+        says."""
         if data is not None:
             adapted: Federation = self.build("data").adapted(data, self.clients, self.seed)
             return adapted
@@ -362,7 +434,8 @@ SECTIONS = {*GROUPS, *(key for key, hint in hints(Config).items() if dataclasses
 
 
 def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[str | Path] = ()) -> Config:
-    """The classes' defaults, then conf/config.yaml, the choices and what they bring, an experiment's values, the overrides.
+    """The classes' defaults, then conf/config.yaml, the choices and what they bring, an experiment's values, the
+    overrides.
 
     `conf` are folders to search before ./conf and ours.
     """
@@ -379,7 +452,9 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[st
 
     values = dataclasses.asdict(Config())
     always = find("config.yaml", folders)
-    usual = {key: get(values, key)["name"] for key in GROUPS} | _only_settings(flat_keys(load(always, "config"), SECTIONS), str(always))
+    usual = {key: get(values, key)["name"] for key in GROUPS} | _only_settings(
+        flat_keys(load(always, "config"), SECTIONS), str(always)
+    )
     with _in_file(always):
         for key, value in usual.items():
             if key not in GROUPS:
@@ -390,7 +465,7 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[st
         file, content = _chosen(key, name, asked, folders)
         with _in_file(file):
             name = coerce(str, content.pop("class", name), f"{key}'s class") if key != "method" else name
-            for other, default in _only_settings(_defaults(content, key), f"{key}={name}").items():
+            for other, default in _only_settings(take_defaults(content, key), f"{key}={name}").items():
                 if other in GROUPS:
                     chosen.setdefault(other, default)
                 elif other not in explicit:
@@ -398,13 +473,13 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[st
             before: list[type] = []
             if key == "method":
                 with contextlib.suppress(ConfigError):  # what is overridden need not be there
-                    before = _classes(key, content, allow_code)
+                    before = owners_of(key, content, allow_code)
                 content |= {part: asked[f"method.{part}"] for part in keys(Method) if f"method.{part}" in asked}
-            _set_group(values, key, _complete(key, {**content, "name": name}, allow_code, before))
+            set_group(values, key, completed(key, {**content, "name": name}, allow_code, before))
     for key, value in asked.items():
         put(values, key, value, SECTIONS)
     for key in GROUPS:
-        _set_group(values, key, _typed(key, get(values, key), allow_code))
+        set_group(values, key, typed_group(key, get(values, key), allow_code))
     config = construct(Config, values, "")
     config.objective()
     config.sharing()
@@ -418,8 +493,11 @@ def flat_overrides(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, An
     return flat_keys(as_mapping(overrides), SECTIONS)
 
 
-def _chosen(key: str, name: str, asked: Mapping[str, Any], folders: Sequence[Path]) -> tuple[Path | None, dict[str, Any]]:
-    """The file of a choice and what it holds. A class needs no file, and neither does a method whose parts are named."""
+def _chosen(
+    key: str, name: str, asked: Mapping[str, Any], folders: Sequence[Path]
+) -> tuple[Path | None, dict[str, Any]]:
+    """The file of a choice and what it holds. A class needs no file, and neither does a method whose parts are
+    named."""
     file = find_choice(name, GROUPS[key], folders)
     if file is not None:
         return file, load(file, key)
@@ -450,59 +528,16 @@ def _described(key: str, value: Any) -> dict[str, Any]:
     """A callback or a logger: its name, and its arguments."""
     described = {"name": value} if isinstance(value, str) else dict(value)
     if not isinstance(described.get("name"), str):
-        raise ConfigError(f"{key} is a list of names such as package.module.Class, or of {{name: package.module.Class, ...}}; got {shown(value)}")
+        raise ConfigError(
+            f"{key} is a list of names such as package.module.Class, or of {{name: package.module.Class, "
+            f"...}}; got {shown(value)}"
+        )
     return described
 
 
-def _defaults(content: dict[str, Any], key: str) -> dict[str, Any]:
-    """What a choice brings for other keys."""
-    found = content.pop("defaults", None) or {}
-    if not isinstance(found, dict):
-        raise ConfigError(f"the defaults that a {key} brings must be keys and values; got {shown(found)}")
-    return found
-
-
-def _set_group(values: dict[str, Any], key: str, content: dict[str, Any]) -> None:
-    *parents, last = key.split(".")
-    (get(values, ".".join(parents)) if parents else values)[last] = content
-
-
-def _complete(key: str, values: Mapping[str, Any], allow_code: bool, before: Iterable[type] = ()) -> dict[str, Any]:
-    """A group's values with the defaults of its classes. A method leaves out what only other objectives and rules have, such as those `before`."""
-    known = {name: default for cls in _classes(key, values, allow_code) for name, default in defaults(cls).items()}
-    others = (*OBJECTIVES.values(), *RULES.values(), *before) if key == "method" else ()
-    allowed = [*known, *(name for cls in others for name in keys(cls))]
-    for name in values:
-        if name != "name" and name not in allowed:
-            raise ConfigError(
-                f"unknown key {shown(f'{key}.{name}')}; {key}={values['name']} has {', '.join(known) or 'no keys'}.{closest(name, allowed)}"
-            )
-    return {"name": values["name"], **{name: values.get(name, default) for name, default in known.items()}}
-
-
-def _typed(key: str, values: Mapping[str, Any], allow_code: bool) -> dict[str, Any]:
-    """A group's values as its classes declare them: schedule.tau=3.0 is 3, and the same run."""
-    typed: dict[str, Any] = {"name": values["name"]}
-    for cls in _classes(key, values, allow_code):
-        typed |= coerced(cls, {name: values[name] for name in keys(cls)}, key)
-    return typed
-
-
-def _classes(key: str, values: Mapping[str, Any], allow_code: bool) -> list[type]:
-    """The classes that own a group's keys."""
-    if key != "method":
-        return [resolve(key, values["name"], allow_code), *([Buffers] if key == "model" else [])]
-    parts = coerced(Method, {name: values[name] for name in keys(Method) if name in values}, key)
-    objective, rule = (resolve(f"method.{name}", parts[name], allow_code) for name in ("objective", "rule"))
-    if both := sorted({*keys(objective)} & {*keys(rule), *keys(Sharing), *keys(Method)} | {*keys(rule)} & {*keys(Sharing), *keys(Method)}):
-        raise ConfigError(
-            f"method.{both[0]} would be a key of two parts of the method ({objective.__name__}, {rule.__name__}, Sharing); rename a field"
-        )
-    return [Method, objective, rule, Sharing]
-
-
 def without(values: Mapping[str, Any], path: Sequence[str], usual: Any) -> dict[str, Any]:
-    """The values without the key at `path`, if it is there and has this value, and without a section that is left empty."""
+    """The values without the key at `path`, if it is there and has this value, and without a section that is left
+    empty."""
     first, *rest = path
     if first not in values or (not rest and values[first] != usual):
         return dict(values)

@@ -1,7 +1,8 @@
-"""What is written on the command line, in dicts and in the files of conf/, as plain values. The only module that knows OmegaConf.
+"""What is written on the command line, in dicts and in the files of conf/, as plain values. The only module that knows
+OmegaConf.
 
-Values are data, never programs: `${...}` is not filled in but refused, and so are YAML's tags and aliases; what is left is null,
-true, false, numbers, text, lists, and keys with values.
+Values are data, never programs: `${...}` is not filled in but refused, and so are YAML's tags and aliases; what is left
+is null, true, false, numbers, text, lists, and keys with values.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
+from persafl_lit.common.input_files import plain_file
+from persafl_lit.common.plugins import conf_of_packages
+from persafl_lit.config.coerce import Written
+from persafl_lit.config.paths import GROUPS
 from persafl_lit.errors import ConfigError, closest, first_line, one_line, shown
-from persafl_lit.inputs import plain_file
-from persafl_lit.nested import GROUPS
-from persafl_lit.plugins import conf_of_packages
-from persafl_lit.typed import Written
 
 LONGEST, DEEPEST = 10_000, 20
 """Characters of a value, and lists within lists: beyond, it is no setting."""
@@ -64,7 +65,8 @@ def flat_keys(values: Mapping[str, Any], sections: Collection[str]) -> dict[str,
 
 
 def parse(text: str, key: str) -> Any:
-    """A value as YAML means it (with 1e-3 a number), together with its text unless it is one or null: `experiment=2024_10` is a name."""
+    """A value as YAML means it (with 1e-3 a number), together with its text unless it is one or null:
+    `experiment=2024_10` is a name."""
     as_text = None if CONTROL.search(text.strip()) else text.strip()
     try:
         _refuse_programs(text)
@@ -111,9 +113,13 @@ def plain(value: Any, key: str, depth: int = 0) -> Any:
         return value
     if isinstance(value, str):
         if "${" in value:
-            raise ConfigError(f"{key}: {shown(value)} cannot be read as a value: ${{...}} is never filled in; write the value itself")
+            raise ConfigError(
+                f"{key}: {shown(value)} cannot be read as a value: ${{...}} is never filled in; write the value itself"
+            )
         if len(value) > LONGEST or CONTROL.search(value):
-            raise ConfigError(f"{key} must be a text of at most {LONGEST:,} characters without control characters; got {shown(value)}")
+            raise ConfigError(
+                f"{key} must be a text of at most {LONGEST:,} characters without control characters; got {shown(value)}"
+            )
         return value
     if depth > DEEPEST:
         raise ConfigError(f"{key}: lists or keys more than {DEEPEST} deep are not read")
@@ -123,7 +129,10 @@ def plain(value: Any, key: str, depth: int = 0) -> Any:
         for name in value:
             if not isinstance(name, str) or plain(name, "a key") != name:
                 raise ConfigError(f"the key {shown(name)} {f'in {key} ' if key else ''}is not a text")
-        return {name: plain(part, f"{key}.{shown(name)[1:-1]}" if key else shown(name)[1:-1], depth + 1) for name, part in value.items()}
+        return {
+            name: plain(part, f"{key}.{shown(name)[1:-1]}" if key else shown(name)[1:-1], depth + 1)
+            for name, part in value.items()
+        }
     raise ConfigError(f"{key or 'the config'} must be numbers, text, lists or keys with values; got {shown(value)}")
 
 
@@ -151,12 +160,13 @@ def conf_first(folders: Iterable[str | os.PathLike[str]]) -> Iterator[None]:
 
 def our_conf() -> Path:
     """conf/ inside an installed package, or beside the package in a checkout."""
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parent.parent
     return here / "conf" if (here / "conf" / "config.yaml").is_file() else here.parent / "conf"
 
 
 def conf_folders() -> list[Path]:
-    """What is searched, in this order: folders that were asked for, ./conf, ours. Those of installed packages come last."""
+    """What is searched, in this order: folders that were asked for, ./conf, ours. Those of installed packages come
+    last."""
     ours, here = our_conf(), Path.cwd() / "conf"
     return [*_first, *([here] if here.is_dir() and here.resolve() != ours.resolve() else []), ours]
 
@@ -183,7 +193,10 @@ def first_comment(path: Path) -> str:
 
 def find_choice(choice: str, group: str, folders: Sequence[Path]) -> Path | None:
     """The file of a choice in these folders, else in one of an installed package."""
-    for known in (folders, *([folder] for folder in (conf_of_packages() if choice not in files(group, folders) else ()))):
+    for known in (
+        folders,
+        *([folder] for folder in (conf_of_packages() if choice not in files(group, folders) else ())),
+    ):
         if (path := files(group, known).get(choice)) is not None:
             return path
     return None
@@ -193,7 +206,9 @@ def load_choice(choice: str, key: str, folders: Sequence[Path]) -> dict[str, Any
     group = GROUPS.get(key, key)
     if (path := find_choice(choice, group, folders)) is None:
         known = choices(group, [*folders, *conf_of_packages()])
-        raise ConfigError(f"unknown {key} {shown(choice)}; conf/{group} has {', '.join(known)}.{closest(choice, known)}")
+        raise ConfigError(
+            f"unknown {key} {shown(choice)}; conf/{group} has {', '.join(known)}.{closest(choice, known)}"
+        )
     return load(path, key)
 
 
@@ -201,7 +216,9 @@ def find(name: str, folders: Sequence[Path]) -> Path:
     for folder in folders:
         if (folder / name).is_file():
             return folder / name
-    raise ConfigError(f"no {name} in {', '.join(map(str, folders)) or 'any conf folder'}; the installation is incomplete")
+    raise ConfigError(
+        f"no {name} in {', '.join(map(str, folders)) or 'any conf folder'}; the installation is incomplete"
+    )
 
 
 def load(path: Path, key: str) -> dict[str, Any]:

@@ -6,10 +6,17 @@ import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from persafl_lit.config.coerce import Written
 from persafl_lit.errors import ConfigError, closest, shown
-from persafl_lit.typed import Written
 
-GROUPS = {"method": "method", "data": "data", "model": "model", "schedule": "schedule", "delays": "delays", "eval.finetune": "finetune"}
+GROUPS = {
+    "method": "method",
+    "data": "data",
+    "model": "model",
+    "schedule": "schedule",
+    "delays": "delays",
+    "eval.finetune": "finetune",
+}
 """Key -> folder in conf/."""
 
 
@@ -47,7 +54,9 @@ def _unknown(values: Mapping[str, Any], key: str, parents: Sequence[str], node: 
     names = [name for name in node if name != "name"]
     owner = f"{where}={node['name']}" if where and "name" in node else where
     place = f"{owner} has {', '.join(names) or 'no keys'}" if owner else f"there are {', '.join(names)}"
-    near = closest(key, [name for name, _ in flatten(values) if not name.endswith(".name")] + list(values) + list(GROUPS))
+    near = closest(
+        key, [name for name, _ in flatten(values) if not name.endswith(".name")] + list(values) + list(GROUPS)
+    )
     raise ConfigError(f"unknown key {shown(key)}; {place}.{near}")
 
 

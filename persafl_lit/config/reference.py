@@ -1,4 +1,4 @@
-"""docs/configuration.md from the settings classes: `python -m persafl_lit.config_reference > docs/configuration.md`."""
+"""docs/configuration.md from the settings classes: `python -m persafl_lit.config.reference > docs/configuration.md`."""
 
 from __future__ import annotations
 
@@ -11,40 +11,45 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from persafl_lit import limits
-from persafl_lit.buffers import Buffers
-from persafl_lit.config import SECTIONS, TABLES, Config, choices
-from persafl_lit.nested import GROUPS
-from persafl_lit.objectives import OBJECTIVES
-from persafl_lit.server import RULES
-from persafl_lit.settings import Method
-from persafl_lit.sharing import Sharing
-from persafl_lit.typed import LARGEST, defaults, hints, keys, required, wanted
-from persafl_lit.written import load_choice, our_conf
+from persafl_lit.common import limits
+from persafl_lit.common.fields import first_paragraph
+from persafl_lit.config.coerce import LARGEST, defaults, hints, keys, required, wanted
+from persafl_lit.config.compose import SECTIONS, Config, choices
+from persafl_lit.config.groups import TABLES
+from persafl_lit.config.parse import load_choice, our_conf
+from persafl_lit.config.paths import GROUPS
+from persafl_lit.config.schema import Method
+from persafl_lit.learning.objectives import OBJECTIVES
+from persafl_lit.learning.sharing import Sharing
+from persafl_lit.server.buffers import Buffers
+from persafl_lit.server.rules import RULES
 
 TOP = """\
 # Configuration
 
-This page is generated from the settings classes: `python -m persafl_lit.config_reference > docs/configuration.md`.
+This page is generated from the settings classes: `python -m persafl_lit.config.reference > docs/configuration.md`.
 
-`group=choice` takes a file of `conf/`, `key=value` sets one value; order does not matter, and the last word on a key wins. A
-method brings its schedule and a data set its model, unless you choose one. `experiment=NAME` is several settings at once; yours win
-over them. `persafl list` shows all choices.
+`group=choice` takes a file of `conf/`, `key=value` sets one value; order does not matter, and the last word on a key
+wins. A method brings its schedule and a data set its model, unless you choose one. `experiment=NAME` is several
+settings at once; yours win over them. `persafl list` shows all choices.
 
-Each key is a field of a dataclass, which has its type, default and meaning; the files of `conf/` hold only what a choice changes.
-`null` may also be left empty (`eval.every=`). A list is written `[1, 2]`, and a single value is a list of one."""
+Each key is a field of a dataclass, which has its type, default and meaning; the files of `conf/` hold only what a
+choice changes. `null` may also be left empty (`eval.every=`). A list is written `[1, 2]`, and a single value is
+a list of one."""
 BOTTOM = f"""\
 ## Values
 
-Values are data: `${{...}}` is refused rather than filled in, and so are YAML's tags (`!!python/...`) and aliases (`&a`, `*a`). Text keys
-keep what is written: `tracking.experiment=2024_10` is a name.
+Values are data: `${{...}}` is refused rather than filled in, and so are YAML's tags (`!!python/...`) and aliases
+(`&a`, `*a`). Text keys keep what is written: `tracking.experiment=2024_10` is a name.
 
-Upper bounds on inputs, which the error that refuses one names: {limits.MOST_CLIENTS:,} clients; {limits.MOST_VISITS:,} updates, or visits in a
-timeline; {limits.MOST_STEPS:,} local, inner or fine-tuning steps; {limits.MOST_WORKERS:,} workers; {limits.MOST_WEIGHTS:,} weights of a network;
-{limits.MOST_NUMBERS:,} numbers in quadratic clients' matrices; files of {limits.MOST_BYTES / 1e9:g} GB; any number, {LARGEST:g}.
+Upper bounds on inputs, which the error that refuses one names: {limits.MOST_CLIENTS:,} clients;
+{limits.MOST_VISITS:,} updates, or visits in a timeline; {limits.MOST_STEPS:,} local, inner or fine-tuning steps;
+{limits.MOST_WORKERS:,} workers; {limits.MOST_WEIGHTS:,} weights of a network;
+{limits.MOST_NUMBERS:,} numbers in quadratic clients' matrices; files of
+{limits.MOST_BYTES / 1e9:g} GB; any number, {LARGEST:g}.
 
-Exit codes: 0 done, 2 bad input, 3 diverged or workers lost for good, 130 interrupted and resumable. What survives which fault is in
-[docs/reliability.md](reliability.md).
+Exit codes: 0 done, 2 bad input, 3 diverged or workers lost for good, 130 interrupted and resumable. What survives which
+fault is in [docs/reliability.md](reliability.md).
 
 `PERSAFL_TRACEBACK=1` shows the traceback of an error in a model of yours."""
 
@@ -56,14 +61,34 @@ def page() -> str:
     """The whole page, as Markdown."""
     parts = [TOP, "## A run", _table(("key", "type", "default", "meaning"), _rows(Config, ""))]
     for section in (key for key in keys(Config) if key in SECTIONS and key not in GROUPS):
-        parts += [f"## `{section}`", _table(("key", "type", "default", "meaning"), _rows(hints(Config)[section], section))]
+        parts += [
+            f"## `{section}`",
+            _table(("key", "type", "default", "meaning"), _rows(hints(Config)[section], section)),
+        ]
     parts += ["## `method=`", _table(("choice", "objective", "rule", "also sets", "brings", "what it is"), _methods())]
-    parts += ["A method has the keys of its objective and of its rule. Other pairs of them work too: `method=fedbuff method.objective=maml`."]
-    owners = {f"{part} {name}": cls for part, table in (("objective", OBJECTIVES), ("rule", RULES)) for name, cls in table.items()}
-    parts += [_table(("part", "what it is"), [(owner, str(cls.__doc__).partition("\n")[0]) for owner, cls in owners.items()])]
-    parts += [_table(("key", "of", "type", "default", "meaning"), _shared_rows("method", {"all": Method, **owners, "every method": Sharing}))]
+    parts += [
+        (
+            "A method has the keys of its objective and of its rule. Other pairs of them work too: "
+            "`method=fedbuff method.objective=maml`."
+        )
+    ]
+    owners = {
+        f"{part} {name}": cls
+        for part, table in (("objective", OBJECTIVES), ("rule", RULES))
+        for name, cls in table.items()
+    }
+    parts += [_table(("part", "what it is"), [(owner, first_paragraph(cls)) for owner, cls in owners.items()])]
+    parts += [
+        _table(
+            ("key", "of", "type", "default", "meaning"),
+            _shared_rows("method", {"all": Method, **owners, "every method": Sharing}),
+        )
+    ]
     for group, table in TABLES.items():
-        rows = [(f"`{name}`", line, *map(_settings, _content(name, group))) for name, line in choices(GROUPS[group], OURS).items()]
+        rows = [
+            (f"`{name}`", line, *map(_settings, _content(name, group)))
+            for name, line in choices(GROUPS[group], OURS).items()
+        ]
         parts += [f"## `{group}=`", _table(("choice", "what it is", "also sets", "brings"), rows)]
         shared = {**table, **({"every model": Buffers} if group == "model" else {})}
         parts += [_table(("key", "of", "type", "default", "meaning"), _shared_rows(group, shared))]
@@ -81,7 +106,7 @@ def meanings(cls: type) -> dict[str, str]:
         assert isinstance(definition, ast.ClassDef)
         for field, below in zip(definition.body, definition.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-                found[field.target.id] = str(ast.literal_eval(below.value))
+                found[field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
     return found
 
 
@@ -96,7 +121,14 @@ def _rows(cls: type, where: str) -> list[tuple[str, str, str, str]]:
         if key in GROUPS:
             rows.append((f"`{key}`", "choice", f"`{default['name']}`", said.get(name, "")))
         elif key not in SECTIONS:
-            rows.append((f"`{key}`", type_of(hints(cls)[name]), "required" if name in needed else _value(default), said.get(name, "")))
+            rows.append(
+                (
+                    f"`{key}`",
+                    type_of(hints(cls)[name]),
+                    "required" if name in needed else _value(default),
+                    said.get(name, ""),
+                )
+            )
     return rows
 
 
@@ -107,7 +139,10 @@ def _shared_rows(group: str, classes: Mapping[str, Any]) -> list[tuple[str, ...]
         for row in _rows(cls, group):
             owners.setdefault(row, []).append(owner)
     order = list(dict.fromkeys(row[0] for row in owners))
-    return [(row[0], ", ".join(names), *row[1:]) for row, names in sorted(owners.items(), key=lambda item: order.index(item[0][0]))]
+    return [
+        (row[0], ", ".join(names), *row[1:])
+        for row, names in sorted(owners.items(), key=lambda item: order.index(item[0][0]))
+    ]
 
 
 def _methods() -> list[tuple[str, ...]]:

@@ -1,9 +1,10 @@
-"""Every table of choices. A name is one of ours, an entry point of an installed package, or the dotted path of a class of yours.
+"""Every table of choices. A name is one of ours, an entry point of an installed package, or the dotted path of a class
+of yours.
 
     method.objective=plain        method.objective=theirs        method.objective=package.module.Mine allow_code=true
 
-The fields of a user's dataclass become keys with types and defaults, as those of ours. Classes and objects from Python are recorded
-by the same names and values.
+The fields of a user's dataclass become keys with types and defaults, as those of ours. Classes and objects from Python
+are recorded by the same names and values.
 """
 
 from __future__ import annotations
@@ -18,22 +19,25 @@ from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union
 
-from persafl_lit import plugins
 from persafl_lit.callbacks import Callback
+from persafl_lit.common import plugins
+from persafl_lit.config.coerce import construct, hints, keys
 from persafl_lit.data import DATASETS
 from persafl_lit.errors import ConfigError, PersaflError, closest, located, shown
-from persafl_lit.finetune import FINETUNES, Finetune
-from persafl_lit.models import MODELS
-from persafl_lit.objectives import OBJECTIVES, Objective
-from persafl_lit.server import RULES, Rule
+from persafl_lit.learning.objectives import OBJECTIVES, Objective
+from persafl_lit.learning.personalisation import FINETUNES, Finetune
+from persafl_lit.models.networks import MODELS
+from persafl_lit.server.rules import RULES, Rule
 from persafl_lit.timeline import DELAYS, SCHEDULES, Delays, Schedule
-from persafl_lit.typed import construct, hints, keys
 
 T = TypeVar("T")
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 LOGGERS = {"csv": "lightning.pytorch.loggers.CSVLogger", "tensorboard": "lightning.pytorch.loggers.TensorBoardLogger"}
 """By path: importing them takes long."""
-METRICS = {name: f"persafl_lit.metrics.{name}" for name in ("f1", "precision", "recall", "auroc", "ece", "top5", "perplexity", "mae", "mse")}
+METRICS = {
+    name: f"persafl_lit.learning.metrics.{name}"
+    for name in ("f1", "precision", "recall", "auroc", "ece", "top5", "perplexity", "mae", "mse")
+}
 LOGS = {"save_dir": "logs"}
 """What these take unless told otherwise."""
 HELD = (float, int, bool, str, type(None), Any)
@@ -108,7 +112,12 @@ def resolve(key: str, name: Any, allow_code: bool = False, said: str = "") -> An
 
 def is_class(key: str, name: str) -> bool:
     """Whether a name can mean a class; what it means may still be missing."""
-    return name in TABLES[key].ours or name in _given or plugins.is_dotted(name) or name in plugins.offered(TABLES[key].kind)
+    return (
+        name in TABLES[key].ours
+        or name in _given
+        or plugins.is_dotted(name)
+        or name in plugins.offered(TABLES[key].kind)
+    )
 
 
 def _checked(key: str, found: Any, said: str) -> Any:
@@ -123,7 +132,9 @@ def _checked(key: str, found: Any, said: str) -> Any:
         raise ConfigError(f"{said} is no {kind}: make {found.__name__} a subclass of persafl_lit.{table.base.__name__}")
     missing = [name for name in table.needs if not callable(getattr(found, name, None))]
     if len(missing) == len(table.needs) > 0 or (missing and not table.some):
-        raise ConfigError(f"{said} is no {kind}: {found.__name__} needs {' or '.join(missing) if table.some else ', '.join(missing)}")
+        raise ConfigError(
+            f"{said} is no {kind}: {found.__name__} needs {' or '.join(missing) if table.some else ', '.join(missing)}"
+        )
     if abstract := sorted(getattr(found, "__abstractmethods__", ())):
         raise ConfigError(f"{said} is not complete: {found.__name__} does not define {', '.join(abstract)}")
     if table.settings:
@@ -134,7 +145,9 @@ def _checked(key: str, found: Any, said: str) -> Any:
 def _check_fields(cls: type, said: str) -> None:
     """The fields of a dataclass are its keys: each must have a type that a config can hold."""
     plain = "__dataclass_fields__" not in vars(cls)
-    if plain and ("__init__" in vars(cls) or any("ClassVar" not in str(hint) for hint in inspect.get_annotations(cls).values())):
+    if plain and (
+        "__init__" in vars(cls) or any("ClassVar" not in str(hint) for hint in inspect.get_annotations(cls).values())
+    ):
         raise ConfigError(f"{said}: put @dataclass(frozen=True) above {cls.__name__}, so that its fields become keys")
     try:
         known = {name: hints(cls)[name] for name in keys(cls)}
@@ -142,9 +155,14 @@ def _check_fields(cls: type, said: str) -> None:
         raise ConfigError(f"{said}: the types of {cls.__name__}'s fields cannot be read: {located(error)}") from error
     for name, hint in known.items():
         if name == "name" or not _holds(hint):
-            why = "a key cannot be called name" if name == "name" else f"no key can be a {getattr(hint, '__name__', hint)}"
+            why = (
+                "a key cannot be called name"
+                if name == "name"
+                else f"no key can be a {getattr(hint, '__name__', hint)}"
+            )
             raise ConfigError(
-                f"{said}: {cls.__name__}.{name}: {why}; use float, int, bool, str, Literal, tuple[float, ...], dict[str, Any] or one of them | None"
+                f"{said}: {cls.__name__}.{name}: {why}; use float, int, bool, str, Literal, tuple[float, "
+                "...], dict[str, Any] or one of them | None"
             )
 
 
@@ -168,7 +186,9 @@ def make(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     except (PersaflError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the user's code may raise anything
-        raise ConfigError(f"{where}: {cls.__name__} cannot be made of {shown(dict(values))}: {located(error)}") from error
+        raise ConfigError(
+            f"{where}: {cls.__name__} cannot be made of {shown(dict(values))}: {located(error)}"
+        ) from error
 
 
 def make_listed(key: str, described: Mapping[str, Any], allow_code: bool) -> Any:
@@ -202,7 +222,8 @@ def _called(cls: Any, args: Mapping[str, Any], said: str) -> Any:
 
 
 def record(key: str, part: Any) -> tuple[str, dict[str, Any], bool]:
-    """Name and values of a class or an object from Python, and whether it is code from outside that a config must allow."""
+    """Name and values of a class or an object from Python, and whether it is code from outside that a config must
+    allow."""
     cls = part if isinstance(part, type) else type(part)
     name = next((name for name, ours in TABLES[key].ours.items() if ours is cls), None)
     outside = name is None
@@ -229,7 +250,8 @@ def same(one: Any, other: Any) -> bool:
 
 
 def source_of(key: str, name: str, allow_code: bool = False) -> str | None:
-    """Where a choice comes from, with its version: a package, or a module with the digest of its file; None if it is ours."""
+    """Where a choice comes from, with its version: a package, or a module with the digest of its file; None if it is
+    ours."""
     table = TABLES[key]
     if name in table.ours:
         return None

@@ -1,4 +1,5 @@
-"""The settings of a run that belong to no class of their own: what a method is made of, evaluation, checkpoints, tracking."""
+"""The settings of a run that belong to no class of their own: what a method is made of, evaluation, checkpoints,
+tracking."""
 
 from __future__ import annotations
 
@@ -7,13 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from persafl_lit.common.limits import MOST_SECONDS, at_most
 from persafl_lit.errors import ConfigError, shown
-from persafl_lit.limits import MOST_SECONDS, at_most
+from persafl_lit.learning.metric_names import MEASURED
 
 LONGEST_NAME = 250
-MEASURED = ("accuracy", "loss")
-"""What every evaluation measures."""
-SIGNS = {"higher": 1, "lower": -1}
 ADDED: dict[str, Any] = {
     "derivatives": "auto",
     "delays.per_gradient": 0.0,
@@ -66,20 +65,26 @@ class Method:
 @dataclass(frozen=True)
 class Eval:
     every: float | None = None
-    """Simulated time between evaluations; null is a tenth of the run, or less often so that evaluation costs at most a quarter of the work."""
+    """Simulated time between evaluations; null is a tenth of the run, or less often so that evaluation costs at most a
+    quarter of the work."""
     finetune: dict[str, Any] = field(default_factory=choice("sgd"))
-    """How clients personalise the shared model before it is measured: the same rule for every method that is compared."""
+    """How clients personalise the shared model before it is measured: the same rule for every method that is
+    compared."""
     beside: tuple[str, ...] = ("own",)
-    """Further fine-tuning rules, at the end: `own` (the method's: a MAML step, a proximal point), `none`, `sgd`, `sgd-50`, `maml`, `prox`."""
+    """Further fine-tuning rules, at the end: `own` (the method's: a MAML step, a proximal point), `none`, `sgd`,
+    `sgd-50`, `maml`, `prox`."""
     clients: int | None = None
     """Evaluate only so many clients, drawn by the seed; null is all."""
     gradient: bool = False
-    """Also measure `grad_norm_sq`, the squared norm of the gradient of the method's own cost over all clients' data: what the theorems bound."""
+    """Also measure `grad_norm_sq`, the squared norm of the gradient of the method's own cost over all clients' data:
+    what the theorems bound."""
 
     metrics: tuple[str | dict[str, Any], ...] = ()
-    """Metrics beside loss and accuracy: `f1`, `auroc`, `mae`, ..., an entry point or package.module.metric, or `{name: top3, metric: top5, k: 3}`."""
+    """Metrics beside loss and accuracy: `f1`, `auroc`, `mae`, ..., an entry point or package.module.metric, or `{name:
+    top3, metric: top5, k: 3}`."""
     direction: dict[str, Literal["higher", "lower"]] = field(default_factory=dict)
-    """`eval.direction.NAME=higher|lower`, where a metric does not say which is better: to select by it, and for its `worst_decile` and `gap`."""
+    """`eval.direction.NAME=higher|lower`, where a metric does not say which is better: to select by it, and for its
+    `worst_decile` and `gap`."""
 
     def __post_init__(self) -> None:
         positive("eval.every", self.every)
@@ -88,7 +93,10 @@ class Eval:
         for name in (*names, *self.direction):
             check_metric_name(name)
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"eval.metrics has two metrics {twice[0]!r}; name one of them otherwise, {{name: ..., metric: {twice[0]}}}")
+            raise ConfigError(
+                f"eval.metrics has two metrics {twice[0]!r}; name one of them otherwise, {{name: ..., metric: "
+                f"{twice[0]}}}"
+            )
         object.__setattr__(self, "metrics", tuple(described))
         if self.clients is not None and self.clients < 1:
             raise ConfigError(f"eval.clients must be >= 1 or null; got {self.clients}")
@@ -97,7 +105,8 @@ class Eval:
 @dataclass(frozen=True)
 class Checkpoints:
     every: int = 100
-    """Updates between checkpoints; 0 is never, so that one is written only when `seconds` say so or the run is asked to stop."""
+    """Updates between checkpoints; 0 is never, so that one is written only when `seconds` say so or the run is asked to
+    stop."""
     seconds: float | None = None
     """Wall seconds between checkpoints; null is never. Whichever of both comes first."""
     dir: str | None = None
@@ -131,7 +140,9 @@ class Tracking:
 
     def __post_init__(self) -> None:
         if not self.experiment.strip() or len(self.experiment) > LONGEST_NAME:
-            raise ConfigError(f"tracking.experiment must be a name of 1 to {LONGEST_NAME} characters; got {shown(self.experiment)}")
+            raise ConfigError(
+                f"tracking.experiment must be a name of 1 to {LONGEST_NAME} characters; got {shown(self.experiment)}"
+            )
         if not self.patience >= 0:
             raise ConfigError(f"tracking.patience must be >= 0 seconds; got {self.patience!r}")
         at_most("tracking.patience", self.patience, MOST_SECONDS)
@@ -143,12 +154,16 @@ def positive(key: str, value: float | None) -> None:
 
 
 def describe_metric(value: str | dict[str, Any]) -> dict[str, Any]:
-    """`name` is what the metric is called, `metric` what it is, if that is something else; what else there is are arguments."""
+    """`name` is what the metric is called, `metric` what it is, if that is something else; what else there is are
+    arguments."""
     described: dict[str, Any] = {"metric": value} if isinstance(value, str) else dict(value)
     metric = described.pop("metric", described.get("name"))
     name = described.pop("name", str(metric).rpartition(".")[2])
     if not isinstance(metric, str) or not isinstance(name, str):
-        raise ConfigError(f"eval.metrics is a list of names such as f1, or of {{name: mine, metric: package.module.metric, ...}}; got {shown(value)}")
+        raise ConfigError(
+            "eval.metrics is a list of names such as f1, or of {name: mine, metric: package.module.metric, "
+            f"...}}; got {shown(value)}"
+        )
     return {"name": name, **({} if metric == name else {"metric": metric}), **described}
 
 

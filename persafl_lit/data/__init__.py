@@ -17,7 +17,7 @@ from persafl_lit.data.synthetic import Synthetic
 if TYPE_CHECKING:
     from persafl_lit.data.augmented import Augmented
     from persafl_lit.data.federation import SPLITS, Batch, Federation, Samples
-    from persafl_lit.data.quadratics import Quadratics
+    from persafl_lit.data.quadratic_federation import Quadratics
 
 DEALT: dict[str, Any] = {"digits": Digits, "mnist": Mnist, "fashion_mnist": FashionMnist, "cifar10": Cifar10}
 """Samples with labels, dealt to clients; who holds what is known without torch."""
@@ -30,7 +30,7 @@ _LAZY = {
     "Batch": "federation",
     "Federation": "federation",
     "Samples": "federation",
-    "Quadratics": "quadratics",
+    "Quadratics": "quadratic_federation",
 }
 
 __all__ = [

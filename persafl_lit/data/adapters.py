@@ -1,7 +1,7 @@
 """Users' data as a federation: Datasets, arrays, LightningDataModules, one per client or one for all.
 
-Samples that fit into memory are read once and become `Samples`, the fast path of the built-in sets; others stay Datasets, which
-`Indexed` reads when a batch is drawn. Both draw the same batches.
+Samples that fit into memory are read once and become `Samples`, the fast path of the built-in sets; others stay
+Datasets, which `Indexed` reads when a batch is drawn. Both draw the same batches.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
+from persafl_lit.common.seeding import rng
 from persafl_lit.data.augmented import Augmented, has_random_transform, without_random
 from persafl_lit.data.federation import IGNORED, SPLITS, Federation, Samples, Split, Task
-from persafl_lit.data.given import Given
 from persafl_lit.data.indexed import Collate, Indexed, Sources, sample_of, seeded
 from persafl_lit.data.partition import NATURAL, SMALLEST, Pieces, set_aside, split, trained
 from persafl_lit.data.trees import Nested, add_to, digest, layout, leaves, mapped, nbytes
 from persafl_lit.errors import ConfigError, DataError, located, shown
-from persafl_lit.streams import rng
+
+if TYPE_CHECKING:
+    from persafl_lit.data.given import Given
 
 MANY_CLASSES = 10_000
 """More than these, and more than there are labels, is taken for a mistake unless `data.classes` says so."""
@@ -36,13 +38,15 @@ BLOCK = 256
 HASHED = 1024
 """Samples of data that is read by index whose bytes are part of the digest."""
 TAKES = (
-    "a list with one entry per client (a Dataset, (train, val, test), a dict of them or a LightningDataModule), one Dataset, "
+    "a list with one entry per client (a Dataset, (train, val, test), a dict of them or a "
+    "LightningDataModule), one Dataset, "
     "arrays (x, y) or (x, y, client), or a Federation"
 )
 
 
 def adapt(data: Any, settings: Given, clients: int | None, seed: int) -> Federation:
-    """A federation of what `run(data=...)` takes. `clients` is how many were asked for; None is as many as there are."""
+    """A federation of what `run(data=...)` takes. `clients` is how many were asked for; None is as many as there
+    are."""
     if isinstance(data, Federation):
         trained(data.clients, data.holdout)
         return data
@@ -55,7 +59,11 @@ def adapt(data: Any, settings: Given, clients: int | None, seed: int) -> Federat
     changes = _changing(sources)
     notes = _unaugment(sources, changes, holdings.shared())
     in_memory = not any(changes) and all(map(_is_pair, firsts)) and not any(sources.collates)
-    in_memory = in_memory and sum(nbytes(first) * length for first, length in zip(firsts, sources.lengths, strict=True)) <= settings.in_memory * 1e6
+    in_memory = (
+        in_memory
+        and sum(nbytes(first) * length for first, length in zip(firsts, sources.lengths, strict=True))
+        <= settings.in_memory * 1e6
+    )
     inputs, labels = _collected(sources) if in_memory else (None, _labels(sources, firsts))
     _check_labels(labels, settings.classes, sources)
     parts, left_out = _parts(holdings, sources, labels, settings, clients, seed)
@@ -84,7 +92,11 @@ def brings_clients(data: Any) -> bool:
     """Whether the data itself says how many clients there are."""
     if isinstance(data, Mapping):
         return "client" in data
-    return isinstance(data, (list, Federation)) or (isinstance(data, tuple) and _client_of(data) is not None) or hasattr(data, "clients")
+    return (
+        isinstance(data, (list, Federation))
+        or (isinstance(data, tuple) and _client_of(data) is not None)
+        or hasattr(data, "clients")
+    )
 
 
 def described(data: Any) -> str:
@@ -139,12 +151,16 @@ def _holdings(data: Any) -> Holdings:
     if isinstance(data, Mapping):
         unknown = [name for name in data if name not in ("x", "y", "client", "split", "collate_fn")]
         if unknown or "x" not in data or "y" not in data:
-            raise DataError(f"a dict of arrays has x, y, and perhaps client and split; got {shown(sorted(map(str, data)))}")
+            raise DataError(
+                f"a dict of arrays has x, y, and perhaps client and split; got {shown(sorted(map(str, data)))}"
+            )
         held.add((data["x"], data["y"]), "the data")
         held.collates[0] = data.get("collate_fn")
         client_of, split_of = data.get("client"), data.get("split")
     else:
-        client_of, split_of = (_client_of(data), None) if isinstance(data, tuple) else (getattr(data, "clients", None), None)
+        client_of, split_of = (
+            (_client_of(data), None) if isinstance(data, tuple) else (getattr(data, "clients", None), None)
+        )
         if isinstance(data, tuple) and client_of is not None:
             data = data[0] if len(data) == 2 else data[:2]
         held.add(data, "the data")
@@ -174,7 +190,10 @@ def _client(entry: Any, client: int, held: Holdings) -> dict[Split, int]:
         collate = given.pop("collate_fn", None)
         unknown = [key for key in given if key not in SPLITS]
         if unknown or "train" not in given:
-            raise DataError(f"{name}: a dict has the keys train, val and test (train at least), and perhaps collate_fn; got {shown(list(entry))}")
+            raise DataError(
+                f"{name}: a dict has the keys train, val and test (train at least), and perhaps collate_fn; "
+                f"got {shown(list(entry))}"
+            )
     else:
         given = {"train": entry}
     whole = len(given) == 1
@@ -216,9 +235,14 @@ def _dataset(value: Any, name: str) -> tuple[Any, Collate | None]:
     """A map-style dataset and its collate function, if it has one."""
     if isinstance(value, DataLoader):
         usual = torch.utils.data.default_collate
-        return _dataset(value.dataset, name)[0], None if value.collate_fn is usual or value.collate_fn is _usual_convert() else value.collate_fn
+        return _dataset(value.dataset, name)[
+            0
+        ], None if value.collate_fn is usual or value.collate_fn is _usual_convert() else value.collate_fn
     if isinstance(value, IterableDataset):
-        raise DataError(f"{name}: {type(value).__name__} is an IterableDataset; clients draw samples by index, so a map-style Dataset is needed")
+        raise DataError(
+            f"{name}: {type(value).__name__} is an IterableDataset; clients draw samples by index, so a "
+            "map-style Dataset is needed"
+        )
     if _is_arrays(value):
         return Rows(value[0], value[1], name), None
     if not _is_dataset(value):
@@ -250,9 +274,10 @@ class Rows(Dataset[Any]):
         self.x, self.y = mapped(lambda leaf: _tensor(leaf, f"{name}: x"), x), _tensor(y, f"{name}: y")
         if self.y.dim() and not self.y.is_floating_point():
             self.y = self.y.long()
-        lengths = {len(leaf) if leaf.dim() else 0 for leaf in leaves((self.x, self.y))}
-        if len(lengths) != 1 or self.y.dim() == 0:
-            raise DataError(f"{name}: x and y have {' and '.join(map(str, sorted(lengths)))} rows; they need as many as each other")
+        lengths = [len(leaf) if leaf.dim() else 0 for leaf in leaves((self.x, self.y))]
+        if len(set(lengths)) != 1 or self.y.dim() == 0:
+            rows = ", ".join(map(str, dict.fromkeys(lengths[:-1])))
+            raise DataError(f"{name}: x has {rows} rows and y has {lengths[-1]}; they need as many as each other")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -277,7 +302,10 @@ def _column(values: Any, name: str, length: int) -> np.ndarray | None:
         return None
     column = values.numpy() if isinstance(values, Tensor) else np.asarray(values)
     if column.shape != (length,) or column.dtype.kind not in "iubUS":
-        raise DataError(f"{name} must be a whole number or a text for each of the {length} samples; got {column.dtype} of the shape {column.shape}")
+        raise DataError(
+            f"{name} must be a whole number or a text for each of the {length} samples; got {column.dtype} of "
+            f"the shape {column.shape}"
+        )
     return column
 
 
@@ -288,7 +316,10 @@ def _split_column(column: np.ndarray | None) -> np.ndarray | None:
     found = [numbers.get(str(value)) for value in column.tolist()]
     if None in found:
         index = found.index(None)
-        raise DataError(f"split must be train, val or test (or 0, 1, 2) for each sample; sample {index} has {shown(column.tolist()[index])}")
+        raise DataError(
+            f"split must be train, val or test (or 0, 1, 2) for each sample; sample {index} has "
+            f"{shown(column.tolist()[index])}"
+        )
     return np.array(found)
 
 
@@ -297,11 +328,18 @@ def _split_column(column: np.ndarray | None) -> np.ndarray | None:
 
 def _is_pair(sample: Any) -> bool:
     """(inputs, target) of numbers, which can be stacked."""
-    return isinstance(sample, (tuple, list)) and len(sample) == 2 and all(map(_is_number, leaves(sample))) and not isinstance(sample[1], Mapping)
+    return (
+        isinstance(sample, (tuple, list))
+        and len(sample) == 2
+        and all(map(_is_number, leaves(sample)))
+        and not isinstance(sample[1], Mapping)
+    )
 
 
 def _is_number(leaf: Any) -> bool:
-    return isinstance(leaf, (Tensor, bool, int, float, np.number, np.bool_)) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf")
+    return isinstance(leaf, (Tensor, bool, int, float, np.number, np.bool_)) or (
+        isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf"
+    )
 
 
 def _firsts(sources: Sources) -> list[Any]:
@@ -317,7 +355,8 @@ def _firsts(sources: Sources) -> list[Any]:
             )
         if collate is None and sources.collates[0] is None and _inputs_layout(first) != _inputs_layout(firsts[0]):
             raise DataError(
-                f"clients of different shapes: samples of {name} are {_inputs_layout(first)}, those of {sources.names[0]} {_inputs_layout(firsts[0])}"
+                f"clients of different shapes: samples of {name} are {_inputs_layout(first)}, those of "
+                f"{sources.names[0]} {_inputs_layout(firsts[0])}"
             )
     return firsts
 
@@ -328,11 +367,17 @@ def _inputs_layout(sample: Any) -> str:
 
 def _collected(sources: Sources) -> tuple[Any, Tensor]:
     """All inputs and all targets, one row per sample."""
-    parts = [_rows_of(dataset) or _read_all(dataset, name) for dataset, name in zip(sources.datasets, sources.names, strict=True)]
+    parts = [
+        _rows_of(dataset) or _read_all(dataset, name)
+        for dataset, name in zip(sources.datasets, sources.names, strict=True)
+    ]
     kinds = [(layout(mapped(lambda leaf: leaf[:0], x)), y.is_floating_point(), tuple(y.shape[1:])) for x, y in parts]
     for kind, name in zip(kinds, sources.names, strict=True):
         if kind[1:] != kinds[0][1:]:
-            raise DataError(f"clients of different targets: those of {name} have the shape {kind[2]}, those of {sources.names[0]} {kinds[0][2]}")
+            raise DataError(
+                f"clients of different targets: those of {name} have the shape {kind[2]}, those of "
+                f"{sources.names[0]} {kinds[0][2]}"
+            )
     if len(parts) == 1:
         return parts[0]
     columns = [list(leaves(x)) for x, _ in parts]
@@ -347,7 +392,11 @@ def _rows_of(dataset: Any) -> tuple[Any, Tensor] | None:
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
         inputs, targets = dataset.tensors
         return inputs.detach(), targets.detach() if targets.is_floating_point() else targets.long()
-    if type(dataset) is Subset and type(dataset.dataset) in (Rows, TensorDataset) and (rows := _rows_of(dataset.dataset)) is not None:
+    if (
+        type(dataset) is Subset
+        and type(dataset.dataset) in (Rows, TensorDataset)
+        and (rows := _rows_of(dataset.dataset)) is not None
+    ):
         chosen = torch.as_tensor(list(dataset.indices), dtype=torch.long)
         return mapped(lambda leaf: leaf[chosen], rows[0]), rows[1][chosen]
     return None
@@ -374,7 +423,12 @@ def _put_block(samples: Sequence[Any], columns: Sequence[Tensor], start: int) ->
         return False
     inputs, targets = zip(*samples, strict=True)
     alike = all(type(x) is Tensor and x.dtype is columns[0].dtype and x.shape == columns[0].shape[1:] for x in inputs)
-    if not alike or not all(type(y) is int for y in targets) or columns[1].dtype is not torch.long or columns[1].dim() != 1:
+    if (
+        not alike
+        or not all(type(y) is int for y in targets)
+        or columns[1].dtype is not torch.long
+        or columns[1].dim() != 1
+    ):
         return False
     torch.stack([x.detach() for x in inputs], out=columns[0][start : start + len(samples)])
     columns[1][start : start + len(samples)] = torch.tensor(targets)
@@ -386,10 +440,15 @@ def _put(sample: Any, columns: Sequence[Tensor], first: tuple[Any, Tensor], name
     pair = _pair_of(sample, name, index)
     found = list(leaves(pair))
     if [leaf.shape for leaf in found] != [column.shape[1:] for column in columns]:
-        raise DataError(f"{name}: sample {index} is {layout(pair)}, sample 0 {layout(first)}; make them alike, or give a collate_fn that does")
+        raise DataError(
+            f"{name}: sample {index} is {layout(pair)}, sample 0 {layout(first)}; make them alike, or give a "
+            "collate_fn that does"
+        )
     for column, leaf in zip(columns, found, strict=True):
         if column.dtype is not leaf.dtype and torch.promote_types(column.dtype, leaf.dtype) is not column.dtype:
-            raise DataError(f"{name}: sample {index} is {layout(pair)}, sample 0 {layout(first)}; make them of one type")
+            raise DataError(
+                f"{name}: sample {index} is {layout(pair)}, sample 0 {layout(first)}; make them of one type"
+            )
         column[index] = leaf
 
 
@@ -401,7 +460,11 @@ def _pair_of(sample: Any, name: str, index: int) -> tuple[Any, Tensor]:
 
 def _as_tensor(leaf: Any) -> Tensor:
     return (
-        leaf.detach() if isinstance(leaf, Tensor) else torch.tensor(leaf, dtype=torch.float64) if isinstance(leaf, float) else torch.as_tensor(leaf)
+        leaf.detach()
+        if isinstance(leaf, Tensor)
+        else torch.tensor(leaf, dtype=torch.float64)
+        if isinstance(leaf, float)
+        else torch.as_tensor(leaf)
     )
 
 
@@ -417,7 +480,8 @@ def _target(value: Any, name: str, index: int) -> Tensor:
 
 
 def _changing(sources: Sources) -> list[bool]:
-    """Of each dataset, whether a sample read again is another: it has random transforms. What no seed repeats is refused."""
+    """Of each dataset, whether a sample read again is another: it has random transforms. What no seed repeats is
+    refused."""
     changes = []
     each = max(1, PROBED // len(sources.datasets))
     for dataset, name, length in zip(sources.datasets, sources.names, sources.lengths, strict=True):
@@ -429,7 +493,8 @@ def _changing(sources: Sources) -> list[bool]:
             first, second, again = (_read_digest(dataset, index, name, seed) for seed in (1, 2, 1))
             if first != again:
                 raise DataError(
-                    f"{name}: sample {index} is another each time it is read, whatever the seed; random transforms must draw from the generators "
+                    f"{name}: sample {index} is another each time it is read, whatever the seed; random "
+                    "transforms must draw from the generators "
                     "of torch, numpy or random themselves, so that a run can be repeated"
                 )
             changing = changing or first != second
@@ -456,7 +521,8 @@ def _unaugment(sources: Sources, changes: Sequence[bool], shared: Sequence[bool]
     if not left:
         return ()
     return (
-        f"evaluation reads samples with the random transforms of {left} of {len(changes)} Datasets, the same every time; "
+        f"evaluation reads samples with the random transforms of {left} of {len(changes)} Datasets, the same "
+        "every time; "
         "give (train, val, test), or persafl_lit.Augmented(dataset, transform), to evaluate them as they are",
     )
 
@@ -465,7 +531,8 @@ def _repeats(dataset: Any, plain: Any, name: str) -> bool:
     """Whether samples without random transforms are as large as with them, and do not change."""
     try:
         return layout(sample_of(plain, 0, name)) == layout(sample_of(dataset, 0, name)) and not any(
-            _read_digest(plain, index, name, 1) != _read_digest(plain, index, name, 2) for index in range(min(8, len(plain)))
+            _read_digest(plain, index, name, 1) != _read_digest(plain, index, name, 2)
+            for index in range(min(8, len(plain)))
         )
     except DataError:
         return False
@@ -475,9 +542,13 @@ def _repeats(dataset: Any, plain: Any, name: str) -> bool:
 
 
 def _labels(sources: Sources, firsts: Sequence[Any]) -> Tensor | None:
-    """The targets of all samples that are read by index: as the Datasets' `targets` have them, else read once; None if they have no one shape."""
+    """The targets of all samples that are read by index: as the Datasets' `targets` have them, else read once; None if
+    they have no one shape."""
     found: list[Tensor] = []
-    if not all(isinstance(first, (tuple, list)) and len(first) == 2 and not isinstance(first[1], (Mapping, tuple, list)) for first in firsts):
+    if not all(
+        isinstance(first, (tuple, list)) and len(first) == 2 and not isinstance(first[1], (Mapping, tuple, list))
+        for first in firsts
+    ):
         return None
     for dataset, name, length in zip(sources.datasets, sources.names, sources.lengths, strict=True):
         known = _known_targets(dataset, name)
@@ -514,7 +585,11 @@ def _known_targets(dataset: Any, name: str) -> Tensor | None:
     with seeded(0):
         checked = np.unique(np.linspace(0, len(known) - 1, min(8, len(known))).astype(int)).tolist()
         targets = [_target(sample_of(dataset, index, name)[1], name, index) for index in checked]
-    return known if all(target.dim() == 0 and target == known[index] for target, index in zip(targets, checked, strict=True)) else None
+    return (
+        known
+        if all(target.dim() == 0 and target == known[index] for target, index in zip(targets, checked, strict=True))
+        else None
+    )
 
 
 def _check_labels(labels: Tensor | None, classes: int | None, sources: Sources) -> None:
@@ -527,7 +602,11 @@ def _check_labels(labels: Tensor | None, classes: int | None, sources: Sources) 
         wrong |= labels >= classes
     if wrong.any():
         value = int(labels[wrong][0])
-        allowed = f"data.classes={classes} allows 0 to {classes - 1}" if classes is not None else "labels are whole numbers from 0 on"
+        allowed = (
+            f"data.classes={classes} allows 0 to {classes - 1}"
+            if classes is not None
+            else "labels are whole numbers from 0 on"
+        )
         raise DataError(f"{_where(wrong, sources)} has the label {value}; {allowed}")
 
 
@@ -565,7 +644,8 @@ def _shape(first: Any) -> tuple[int, ...]:
 
 
 def _sampled_digest(sources: Sources, labels: Tensor | None) -> str:
-    """Of data that is read by index: lengths, labels, and the bytes of up to HASHED samples spread over the datasets."""
+    """Of data that is read by index: lengths, labels, and the bytes of up to HASHED samples spread over the
+    datasets."""
     seen = hashlib.sha256(repr(sources.lengths).encode())
     if labels is not None:
         add_to(seen, labels)
@@ -587,7 +667,9 @@ def _parts(
     is_class = labels is not None and labels.dim() == 1 and not labels.is_floating_point()
     strata = labels.numpy() if is_class and labels is not None else np.zeros(len(sources), dtype=np.int64)
     if holdings.clients is not None:
-        spans = [{part: np.arange(*sources.offsets[[k, k + 1]]) for part, k in splits.items()} for splits in holdings.clients]
+        spans = [
+            {part: np.arange(*sources.offsets[[k, k + 1]]) for part, k in splits.items()} for splits in holdings.clients
+        ]
         kept, notes = _taken(len(spans), clients, seed)
         found = [_pieces(client, spans[number], strata, settings, seed) for client, number in enumerate(kept)]
         return found, notes
@@ -597,12 +679,17 @@ def _parts(
         held = [np.flatnonzero(numbers == number) for number in kept]
     else:
         if not is_class and settings.partition not in ("iid", NATURAL):
-            raise ConfigError(f"data.partition={settings.partition} deals samples by their class, and these have none; use data.partition=iid")
+            raise ConfigError(
+                f"data.partition={settings.partition} deals samples by their class, and these have none; use "
+                "data.partition=iid"
+            )
         held, notes = settings.deal(strata, 30 if clients is None else clients, seed), ()
         left = len(sources) - sum(map(len, held))
         if left:
             notes = (f"{left} of {len(sources)} samples belong to classes that no client holds",)
-    return [_pieces(client, _by_split(part, holdings.split_of), strata, settings, seed) for client, part in enumerate(held)], notes
+    return [
+        _pieces(client, _by_split(part, holdings.split_of), strata, settings, seed) for client, part in enumerate(held)
+    ], notes
 
 
 def _by_split(part: np.ndarray, split_of: np.ndarray | None) -> dict[Split, np.ndarray]:
@@ -610,7 +697,11 @@ def _by_split(part: np.ndarray, split_of: np.ndarray | None) -> dict[Split, np.n
     if split_of is None:
         return {"train": part}
     present = set(split_of.tolist())
-    return {name: part[split_of[part] == number] for number, name in enumerate(SPLITS) if number in present or name == "train"}
+    return {
+        name: part[split_of[part] == number]
+        for number, name in enumerate(SPLITS)
+        if number in present or name == "train"
+    }
 
 
 def _taken(there: int, asked: int | None, seed: int) -> tuple[list[int], tuple[str, ...]]:
@@ -624,17 +715,23 @@ def _taken(there: int, asked: int | None, seed: int) -> tuple[list[int], tuple[s
 
 
 def _pieces(client: int, given: Mapping[Split, np.ndarray], strata: np.ndarray, settings: Given, seed: int) -> Pieces:
-    """Train, val and test of one client; what the data lacks is set aside from its training samples, by the config's shares."""
+    """Train, val and test of one client; what the data lacks is set aside from its training samples, by the config's
+    shares."""
     train = given["train"]
     if len(given) == 1:
         if len(train) < SMALLEST:
-            raise DataError(f"client {client} has {_samples(len(train))}, fewer than the {SMALLEST} that train, val and test need")
+            raise DataError(
+                f"client {client} has {_samples(len(train))}, fewer than the {SMALLEST} that train, val and test need"
+            )
         return split(train, strata, settings, client, seed)
     found = dict(given)
     for name, share in (("val", settings.val_share), ("test", settings.test_share)):
         if name not in found:
             if len(found["train"]) < 2:
-                raise DataError(f"client {client} has {_samples(len(found['train']))} to train with, too few to set one aside for {name}")
+                raise DataError(
+                    f"client {client} has {_samples(len(found['train']))} to train with, too few to set one "
+                    f"aside for {name}"
+                )
             found[name], found["train"] = set_aside(found["train"], strata, share, client, seed)  # type: ignore[index]
     for name, piece in found.items():
         if not len(piece):

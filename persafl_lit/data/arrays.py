@@ -16,7 +16,8 @@ NAMES = ("x", "y", "client", "split")
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays(Given):
-    """An npz with x (n, ...) and y (n, ...), and perhaps client (n,) and split (n,: train, val, test); nothing in it is unpickled."""
+    """An npz with x (n, ...) and y (n, ...), and perhaps client (n,) and split (n,: train, val, test); nothing in it is
+    unpickled."""
 
     path: str
     """The npz file: numpy.savez(path, x=x, y=y, client=client)."""

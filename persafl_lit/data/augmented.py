@@ -8,7 +8,16 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-RANDOM = {"ColorJitter", "AutoAugment", "RandAugment", "TrivialAugmentWide", "AugMix", "ElasticTransform", "GaussianBlur", "GaussianNoise"}
+RANDOM = {
+    "ColorJitter",
+    "AutoAugment",
+    "RandAugment",
+    "TrivialAugmentWide",
+    "AugMix",
+    "ElasticTransform",
+    "GaussianBlur",
+    "GaussianNoise",
+}
 RANDOM |= {"ScaleJitter", "CutMix", "MixUp", "JPEG"}
 """torchvision's random transforms whose names do not begin with Random."""
 PARTS = ("transform", "transforms", "target_transform", "dataset", "datasets")
@@ -16,7 +25,8 @@ PARTS = ("transform", "transforms", "target_transform", "dataset", "datasets")
 
 
 class Augmented(Dataset[Any]):
-    """A Dataset of (inputs, target) with a transform of the inputs for training; evaluation reads `dataset` as it is."""
+    """A Dataset of (inputs, target) with a transform of the inputs for training; evaluation reads `dataset` as it
+    is."""
 
     def __init__(self, dataset: Any, transform: Callable[[Any], Any]) -> None:
         self.dataset = dataset
@@ -31,7 +41,8 @@ class Augmented(Dataset[Any]):
 
 
 def has_random_transform(dataset: Any) -> bool:
-    """Whether a transform of the dataset is one of torchvision's random ones; those of others show when samples are read twice."""
+    """Whether a transform of the dataset is one of torchvision's random ones; those of others show when samples are
+    read twice."""
     return isinstance(dataset, Augmented) or any(map(_is_random, _inside(dataset, 6)))
 
 
@@ -39,7 +50,11 @@ def _inside(part: Any, depth: int) -> Iterator[Any]:
     yield part
     if depth == 0:
         return
-    inner = list(part) if isinstance(part, (list, tuple)) else [vars(part)[name] for name in PARTS if name in getattr(part, "__dict__", {})]
+    inner = (
+        list(part)
+        if isinstance(part, (list, tuple))
+        else [vars(part)[name] for name in PARTS if name in getattr(part, "__dict__", {})]
+    )
     for value in inner:
         if not isinstance(value, (str, int, float)):
             yield from _inside(value, depth - 1)
@@ -47,11 +62,14 @@ def _inside(part: Any, depth: int) -> Iterator[Any]:
 
 def _is_random(part: Any) -> bool:
     kind = type(part)
-    return kind.__module__.startswith("torchvision.transforms") and (kind.__name__.startswith("Random") or kind.__name__ in RANDOM)
+    return kind.__module__.startswith("torchvision.transforms") and (
+        kind.__name__.startswith("Random") or kind.__name__ in RANDOM
+    )
 
 
 def without_random(dataset: Any) -> Any | None:
-    """The dataset as evaluation reads it: a shallow copy without random transforms, or None if there is no telling how."""
+    """The dataset as evaluation reads it: a shallow copy without random transforms, or None if there is no telling
+    how."""
     if isinstance(dataset, Augmented):
         return dataset.dataset
     try:

@@ -38,7 +38,8 @@ class Digits(Partitioned):
 
 
 def read_digits() -> np.ndarray:
-    """Rows of 64 pixels (0 to 16) and a label. Read from scikit-learn's own file: importing scikit-learn takes two seconds more."""
+    """Rows of 64 pixels (0 to 16) and a label. Read from scikit-learn's own file: importing scikit-learn takes two
+    seconds more."""
     spec = importlib.util.find_spec("sklearn")
     path = Path((spec.submodule_search_locations or [""])[0] if spec else "") / "datasets" / "data" / "digits.csv.gz"
     if path.is_file():

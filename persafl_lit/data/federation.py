@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from persafl_lit.common.seeding import rng
 from persafl_lit.data import partition
 from persafl_lit.data.partition import Shares
 from persafl_lit.data.pixels import Pixels
 from persafl_lit.data.trees import Nested, place
-from persafl_lit.streams import rng
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -43,7 +43,8 @@ class Federation(ABC):
     notes: tuple[str, ...] = ()
     """What a user should be told about how this federation was made."""
     shape: tuple[int, ...]
-    """Of a sample's inputs. Our networks are built for `shape`, `classes` and `task`; a federation for a model of yours may lack them."""
+    """Of a sample's inputs. Our networks are built for `shape`, `classes` and `task`; a federation for a model of yours
+    may lack them."""
     classes: int
     """Labels are 0 to classes - 1. Of a regression, how many numbers a target has."""
     task: Task
@@ -83,7 +84,8 @@ class Federation(ABC):
 
 @dataclass(frozen=True)
 class Samples(Federation):
-    """Samples in memory: images, feature vectors, token ids or trees of such, with labels; dealt to clients by index."""
+    """Samples in memory: images, feature vectors, token ids or trees of such, with labels; dealt to clients by
+    index."""
 
     inputs: Tensor | Pixels | Nested
     labels: Tensor
@@ -119,7 +121,10 @@ class Samples(Federation):
         if isinstance(self.inputs, Nested):
             return [Batch(self._gather(part), mask) for part, mask in zip(chosen.split(size), masks, strict=True)]
         inputs, labels = self._gather(chosen)
-        return [Batch(data, mask) for data, mask in zip(zip(inputs.split(size), labels.split(size), strict=True), masks, strict=True)]
+        return [
+            Batch(data, mask)
+            for data, mask in zip(zip(inputs.split(size), labels.split(size), strict=True), masks, strict=True)
+        ]
 
     def whole(self, client: int, split: Split, size: int) -> Iterator[tuple[Any, int]]:
         for indices in self.parts[client][split].split(size):
@@ -163,8 +168,12 @@ def draw_positions(held: int, purpose: str, client: int, visit: int, steps: int,
 
 def dealt(inputs: Tensor | Pixels, shares: Shares, fingerprint: str | None = None) -> Samples:
     """A federation from samples and who holds them."""
-    parts = [{name: torch.from_numpy(piece) for name, piece in zip(SPLITS, pieces, strict=True)} for pieces in shares.parts]
+    parts = [
+        {name: torch.from_numpy(piece) for name, piece in zip(SPLITS, pieces, strict=True)} for pieces in shares.parts
+    ]
     if fingerprint is None:
         assert isinstance(inputs, Tensor)
         fingerprint = hashlib.sha256(inputs.numpy().tobytes()).hexdigest()
-    return Samples(inputs, torch.from_numpy(shares.labels), shares.classes, parts, fingerprint, shares.holdout, shares.notes)
+    return Samples(
+        inputs, torch.from_numpy(shares.labels), shares.classes, parts, fingerprint, shares.holdout, shares.notes
+    )

@@ -22,7 +22,8 @@ SPLIT_NAMES = {"train", "val", "test"}
 
 @dataclass(frozen=True, kw_only=True)
 class Folder(Given):
-    """Images in ROOT/client/class/*.png, or in ROOT/train/client/class/*.png with val and test beside it. Folders are clients and classes by name."""
+    """Images in ROOT/client/class/*.png, or in ROOT/train/client/class/*.png with val and test beside it. Folders are
+    clients and classes by name."""
 
     root: str
     """Folder of the clients' folders, or of train, val and test with these."""
@@ -56,7 +57,14 @@ class Folder(Given):
         entries = []
         for splits in clients.values():
             entry: dict[str, Any] = {
-                name: ImageFiles([path for _, path in files], [kinds.index(kind) for kind, _ in files], gray, self.size, self.mean, self.std)
+                name: ImageFiles(
+                    [path for _, path in files],
+                    [kinds.index(kind) for kind, _ in files],
+                    gray,
+                    self.size,
+                    self.mean,
+                    self.std,
+                )
                 for name, files in splits.items()
             }
             if self.augment:
@@ -69,7 +77,10 @@ class Folder(Given):
         root = Path(self.root)
         top = _folders(root, "data.root")
         if not top:
-            raise DataError(f"data.root={shown(self.root)} has no folders in it; images are looked for in {self.root}/client/class/*.png")
+            raise DataError(
+                f"data.root={shown(self.root)} has no folders in it; images are looked for in "
+                f"{self.root}/client/class/*.png"
+            )
         names = {path.name for path in top}
         by_split = {path.name: path for path in top} if "train" in names <= SPLIT_NAMES else {"train": root}
         clients: dict[str, dict[str, list[tuple[str, Path]]]] = {}
@@ -84,7 +95,9 @@ class Folder(Given):
             if missing:
                 raise DataError(f"client {shown(client_name)} has no folder in {by_split[missing[0]]}")
         if not clients:
-            raise DataError(f"data.root={shown(self.root)} has no clients: images are looked for in {self.root}/client/class/*.png")
+            raise DataError(
+                f"data.root={shown(self.root)} has no clients: images are looked for in {self.root}/client/class/*.png"
+            )
         return dict(sorted(clients.items()))
 
 
@@ -92,7 +105,9 @@ def _folders(place: Path, key: str) -> list[Path]:
     try:
         return sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot look into {key}={shown(str(place))}: {getattr(error, 'strerror', None) or error}") from None
+        raise DataError(
+            f"cannot look into {key}={shown(str(place))}: {getattr(error, 'strerror', None) or error}"
+        ) from None
 
 
 def _images(place: Path) -> list[Path]:
@@ -114,9 +129,12 @@ def _is_gray(path: Path) -> bool:
 
 
 class ImageFiles:
-    """A map-style dataset of image files: (tensor of channels, height, width; label). A file is opened when it is read."""
+    """A map-style dataset of image files: (tensor of channels, height, width; label). A file is opened when it is
+    read."""
 
-    def __init__(self, paths: list[Path], targets: list[int], gray: bool, size: int | None, mean: float, std: float) -> None:
+    def __init__(
+        self, paths: list[Path], targets: list[int], gray: bool, size: int | None, mean: float, std: float
+    ) -> None:
         self.paths = [os.fspath(path) for path in paths]
         self.targets = targets
         self.gray, self.size, self.mean, self.std = gray, size, mean, std
@@ -154,5 +172,7 @@ class Augment:
             height, width = image.shape[-2:]
             edge = max(1, min(height, width) // 8)
             top, left = torch.randint(2 * edge + 1, (2,)).tolist()
-            image = F.pad(image[None], (edge,) * 4, mode="replicate")[0, :, top : top + height, left : left + width].contiguous()
+            image = F.pad(image[None], (edge,) * 4, mode="replicate")[
+                0, :, top : top + height, left : left + width
+            ].contiguous()
         return image

@@ -22,7 +22,8 @@ class Given(Partition, ABC):
     classes: int | None = None
     """Number of classes; null is the largest label and one."""
     in_memory: float = 1000.0
-    """Megabytes up to which all samples are read once and kept in memory; more, or samples that change, are read by index. 0 is by index always."""
+    """Megabytes up to which all samples are read once and kept in memory; more, or samples that change, are read by
+    index. 0 is by index always."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

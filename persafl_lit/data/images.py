@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from persafl_lit.data.official import IMAGE_SETS, located
+from persafl_lit.data.manifest import IMAGE_SETS, located
 from persafl_lit.data.partition import Partitioned
 from persafl_lit.errors import ConfigError
 
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Images(Partitioned):
-    """Training and test images pooled, then dealt: every client has train, val and test splits of its own distribution."""
+    """Training and test images pooled, then dealt: every client has train, val and test splits of its own
+    distribution."""
 
     root: str = "data"
     """Folder of the files, in torchvision's layout."""
     memory: float = 0.0
-    """Megabytes up to which all images are normalised once instead of batch by batch. Worker processes share that copy; Ray's hold one each."""
+    """Megabytes up to which all images are normalised once instead of batch by batch. Worker processes share that copy;
+    Ray's hold one each."""
 
     name: ClassVar[str]
     shape: ClassVar[tuple[int, ...]] = (1, 28, 28)

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from persafl_lit.common.seeding import torch_seed
 from persafl_lit.data.federation import SPLITS, Batch, Federation, Split, Task, draw_masks, draw_positions
 from persafl_lit.data.trees import placed
 from persafl_lit.errors import DataError, first_line, located
-from persafl_lit.streams import torch_seed
 
 Collate = Callable[[list[Any]], Any]
 
@@ -29,16 +29,22 @@ Collate = Callable[[list[Any]], Any]
 class Sources:
     """Datasets one after the other, under one range of indices. Every process reads datasets of its own.
 
-    A forked process would share open files, and their positions, with this one. So the datasets are pickled before a fork
-    (with what a fork shares safely by reference: tensors, arrays, functions and classes) and the new process unpickles them when it
-    first reads: a Dataset that holds a file must know how to be pickled, and reopens it.
+    A forked process would share open files, and their positions, with this one. So the datasets are pickled before a
+    fork (with what a fork shares safely by reference: tensors, arrays, functions and classes) and the new process
+    unpickles them when it first reads: a Dataset that holds a file must know how to be pickled, and reopens it.
     """
 
     def __init__(self, datasets: Sequence[Any], names: Sequence[str], collates: Sequence[Collate | None]) -> None:
         """`names` are for errors; a `collate` makes a batch of a dataset's samples, None is torch's."""
         self._set(datasets, names, collates, datasets)
 
-    def _set(self, datasets: Sequence[Any], names: Sequence[str], collates: Sequence[Collate | None], unaugmented: Sequence[Any]) -> None:
+    def _set(
+        self,
+        datasets: Sequence[Any],
+        names: Sequence[str],
+        collates: Sequence[Collate | None],
+        unaugmented: Sequence[Any],
+    ) -> None:
         self.datasets, self.names, self.collates = list(datasets), list(names), list(collates)
         self.unaugmented = list(unaugmented)
         """What evaluation reads."""
@@ -70,7 +76,9 @@ class Sources:
         owners = np.searchsorted(self.offsets, wanted, side="right") - 1
         for run in np.split(np.arange(len(wanted)), np.flatnonzero(np.diff(owners)) + 1):
             source = int(owners[run[0]])
-            samples += self._from_one(datasets[source], self.names[source], (wanted[run] - self.offsets[source]).tolist())
+            samples += self._from_one(
+                datasets[source], self.names[source], (wanted[run] - self.offsets[source]).tolist()
+            )
         return samples
 
     def _from_one(self, dataset: Any, name: str, indices: list[int]) -> list[Any]:
@@ -87,8 +95,10 @@ class Sources:
                 self._packed = pack((self.datasets, self.unaugmented))
             except Exception as error:  # a Dataset's own way of being pickled may raise anything
                 raise DataError(
-                    f"{self._unpicklable()} cannot be pickled ({first_line(error)}), and worker processes need one of their own; "
-                    "give it a __getstate__ that leaves out open files and a __setstate__ that reopens them, or use executor=serial"
+                    f"{self._unpicklable()} cannot be pickled ({first_line(error)}), and worker processes "
+                    "need one of their own; "
+                    "give it a __getstate__ that leaves out open files and a __setstate__ that reopens them, "
+                    "or use executor=serial"
                 ) from None
 
     def _unpack(self) -> None:
@@ -170,7 +180,8 @@ def sample_of(dataset: Any, index: int, name: str) -> Any:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """torch's, numpy's and Python's own generators, which transforms draw from, begin at the seed, and afterwards are as they were."""
+    """torch's, numpy's and Python's own generators, which transforms draw from, begin at the seed, and afterwards are
+    as they were."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng([]):
         torch.default_generator.manual_seed(seed)
@@ -187,8 +198,8 @@ def seeded(seed: int) -> Iterator[None]:
 class Indexed(Federation):
     """Samples that are read when a batch is drawn. The same samples in memory give the same bits.
 
-    Random transforms are seeded by (seed, purpose, client, visit, step); evaluation reads the datasets without them where it knows how, and else
-    with seeds of its own that are the same every time.
+    Random transforms are seeded by (seed, purpose, client, visit, step); evaluation reads the datasets without them
+    where it knows how, and else with seeds of its own that are the same every time.
     """
 
     sources: Sources
@@ -226,7 +237,10 @@ class Indexed(Federation):
 
     def whole(self, client: int, split: Split, size: int) -> Iterator[tuple[Any, int]]:
         for chunk, indices in enumerate(self.parts[client][split].split(size)):
-            yield self._gather(indices, client, torch_seed(0, f"read {split}", client, chunk), unaugmented=True), len(indices)
+            yield (
+                self._gather(indices, client, torch_seed(0, f"read {split}", client, chunk), unaugmented=True),
+                len(indices),
+            )
 
     def _gather(self, indices: Tensor, client: int, seed: int, unaugmented: bool = False) -> Any:
         with seeded(seed):
@@ -266,5 +280,7 @@ def usual_collate(samples: list[Any]) -> Any:
     data = default_collate(samples)
     if isinstance(data, list) and len(data) == 2:
         inputs, target = data
-        return inputs, target.long() if isinstance(target, Tensor) and not target.is_floating_point() and not target.is_complex() else target
+        return inputs, target.long() if isinstance(
+            target, Tensor
+        ) and not target.is_floating_point() and not target.is_complex() else target
     return tuple(data) if isinstance(data, list) else data

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from persafl_lit.common.input_files import plain_file
 from persafl_lit.data.given import Given
 from persafl_lit.errors import ConfigError, DataError, first_line, shown
-from persafl_lit.inputs import plain_file
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """Characters of LEAF's Shakespeare, in its order: a character's id is its place here."""
@@ -21,7 +21,8 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf(Given):
-    """LEAF's ROOT/train/*.json and ROOT/test/*.json with `users` and `user_data`, as for FEMNIST. Validation samples are set aside from training."""
+    """LEAF's ROOT/train/*.json and ROOT/test/*.json with `users` and `user_data`, as for FEMNIST. Validation samples
+    are set aside from training."""
 
     root: str
     """Folder of train/ and test/, such as leaf/data/femnist/data."""
@@ -37,7 +38,10 @@ class Leaf(Given):
         train, test = (self._users(name) for name in ("train", "test"))
         unknown = [user for user in test if user not in train]
         if unknown:
-            raise DataError(f"user {shown(unknown[0])} is in test/ but not in train/; split by LEAF's preprocess.sh -t sample, so that all have both")
+            raise DataError(
+                f"user {shown(unknown[0])} is in test/ but not in train/; split by LEAF's preprocess.sh -t "
+                "sample, so that all have both"
+            )
         return [{"train": train[user], **({"test": test[user]} if user in test else {})} for user in train]
 
     def _users(self, name: str) -> dict[str, Arrays]:
@@ -45,9 +49,13 @@ class Leaf(Given):
         try:
             files = sorted(folder.glob("*.json")) if folder.is_dir() else []
         except (OSError, ValueError) as error:
-            raise DataError(f"cannot look into data.root={shown(self.root)}: {getattr(error, 'strerror', None) or error}") from None
+            raise DataError(
+                f"cannot look into data.root={shown(self.root)}: {getattr(error, 'strerror', None) or error}"
+            ) from None
         if not files and name == "train":
-            raise DataError(f"data.root={shown(self.root)} has no files {name}/*.json; it needs LEAF's train/ and test/")
+            raise DataError(
+                f"data.root={shown(self.root)} has no files {name}/*.json; it needs LEAF's train/ and test/"
+            )
         users: dict[str, Arrays] = {}
         for file in files:
             for user, content in _content(file).items():
@@ -57,16 +65,23 @@ class Leaf(Given):
         return users
 
     def _samples(self, content: Any, where: str) -> Arrays:
-        if not (isinstance(content, dict) and isinstance(content.get("x"), list) and isinstance(content.get("y"), list)):
+        if not (
+            isinstance(content, dict) and isinstance(content.get("x"), list) and isinstance(content.get("y"), list)
+        ):
             raise DataError(f"{where} has no lists x and y")
         if len(content["x"]) != len(content["y"]) or not content["x"]:
-            raise DataError(f"{where} has {len(content['x'])} x and {len(content['y'])} y; it needs as many of each, one at least")
+            raise DataError(
+                f"{where} has {len(content['x'])} x and {len(content['y'])} y; it needs as many of each, one at least"
+            )
         x, y = _numbers(content["x"], where, "x"), _numbers(content["y"], where, "y")
         if y.ndim == 2 and y.shape[1] == 1:
             y = y[:, 0]  # a character
         if x.dtype.kind == "f" and self.shape:
             if math.prod(x.shape[1:]) != math.prod(self.shape):
-                raise DataError(f"{where}: samples have {math.prod(x.shape[1:])} numbers, data.shape={list(self.shape)} has {math.prod(self.shape)}")
+                raise DataError(
+                    f"{where}: samples have {math.prod(x.shape[1:])} numbers, data.shape={list(self.shape)} "
+                    f"has {math.prod(self.shape)}"
+                )
             x = x.reshape(len(x), *self.shape)
         return x, y
 
@@ -90,7 +105,9 @@ def _numbers(values: list[Any], where: str, name: str) -> np.ndarray:
         try:
             return np.array([[LETTERS.index(letter) for letter in text] for text in values], dtype=np.int64)
         except (ValueError, TypeError) as error:
-            raise DataError(f"{where}: {name} is no text of LEAF's characters in lines of one length: {first_line(error)}") from None
+            raise DataError(
+                f"{where}: {name} is no text of LEAF's characters in lines of one length: {first_line(error)}"
+            ) from None
     try:
         found = np.asarray(values)
         if found.dtype.kind not in "iuf":

@@ -106,7 +106,11 @@ class Missing(DataError):
 
 def md5(path: Path) -> str:
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "md5").hexdigest() if sys.version_info >= (3, 11) else hashlib.md5(file.read()).hexdigest()
+        return (
+            hashlib.file_digest(file, "md5").hexdigest()
+            if sys.version_info >= (3, 11)
+            else hashlib.md5(file.read()).hexdigest()
+        )
 
 
 def verify(images: ImageSet, folder: Path) -> list[Path]:
@@ -142,4 +146,7 @@ def located(name: str, root: str) -> list[Path]:
 
 
 def how_to_get(images: ImageSet, folder: Path) -> str:
-    return f"{images.title}: not in {folder}; run `persafl data {images.name}`, or put {', '.join(images.files)} there yourself"
+    return (
+        f"{images.title}: not in {folder}; run `persafl data {images.name}`, or put {', '.join(images.files)} "
+        "there yourself"
+    )

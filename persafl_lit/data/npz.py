@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
+from persafl_lit.common.input_files import plain_file
+from persafl_lit.common.limits import MOST_BYTES
 from persafl_lit.errors import DataError, first_line
-from persafl_lit.inputs import plain_file
-from persafl_lit.limits import MOST_BYTES
 
 
 def load_npz(
@@ -26,5 +26,7 @@ def load_npz(
         with np.load(path, allow_pickle=False) as file:
             return {name: convert(file[name]) for name in file.files if name in names}
     except Exception as error:  # a damaged file can raise anything
-        why = "it holds Python objects, which are never unpickled" if "allow_pickle" in str(error) else first_line(error)
+        why = (
+            "it holds Python objects, which are never unpickled" if "allow_pickle" in str(error) else first_line(error)
+        )
         raise DataError(f"{said}: {why}; {write}") from None

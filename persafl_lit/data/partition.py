@@ -1,7 +1,7 @@
 """Deal samples to clients: a few classes each, Dirichlet proportions, or evenly mixed; sizes unbalanced on request.
 
-Every partition maps labels to one index array per client, without overlap, and `split` divides each into train, validation
-and test, class by class, so that all three follow the client's own distribution.
+Every partition maps labels to one index array per client, without overlap, and `split` divides each into train,
+validation and test, class by class, so that all three follow the client's own distribution.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
 
+from persafl_lit.common.seeding import rng
 from persafl_lit.errors import ConfigError, DataError, closest, shown
-from persafl_lit.streams import rng
 
 if TYPE_CHECKING:
     from persafl_lit.data.federation import Samples
@@ -30,7 +30,8 @@ class Partition:
     """Settings of the deal; `partition` chooses which of them count."""
 
     partition: Literal["classes", "dirichlet", "iid", "natural"] = "classes"
-    """How samples are dealt: a few classes per client, Dirichlet proportions, evenly mixed, or as the data says whose each sample is."""
+    """How samples are dealt: a few classes per client, Dirichlet proportions, evenly mixed, or as the data says whose
+    each sample is."""
     classes_per_client: int = 5
     """Classes that a client holds, for `classes`."""
     concentration: float = 0.5
@@ -45,7 +46,10 @@ class Partition:
     def __post_init__(self) -> None:
         known = (*PARTITIONS, NATURAL)
         if self.partition not in known:
-            raise ConfigError(f"data.partition must be one of {', '.join(known)}; got {shown(self.partition)}.{closest(self.partition, known)}")
+            raise ConfigError(
+                f"data.partition must be one of {', '.join(known)}; got "
+                f"{shown(self.partition)}.{closest(self.partition, known)}"
+            )
         if self.classes_per_client < 1:
             raise ConfigError(f"data.classes_per_client must be >= 1; got {self.classes_per_client}")
         if not self.concentration > 0:
@@ -57,23 +61,28 @@ class Partition:
     def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
         """One array of sample indices per client."""
         if self.partition == NATURAL:
-            raise ConfigError(f"data.partition=natural needs data that says whose each sample is; use {', '.join(PARTITIONS)}")
+            raise ConfigError(
+                f"data.partition=natural needs data that says whose each sample is; use {', '.join(PARTITIONS)}"
+            )
         if clients * SMALLEST > len(labels):
             raise DataError(
-                f"{clients} clients need at least {SMALLEST} samples each (train, val, test), but there are {len(labels)} samples; lower clients"
+                f"{clients} clients need at least {SMALLEST} samples each (train, val, test), but there are "
+                f"{len(labels)} samples; lower clients"
             )
         parts = PARTITIONS[self.partition](labels, clients, self, seed)
         for client, part in enumerate(parts):
             if len(part) < SMALLEST:
                 raise DataError(
-                    f"client {client} would have {len(part)} samples, fewer than the {SMALLEST} that train, val and test need; "
+                    f"client {client} would have {len(part)} samples, fewer than the {SMALLEST} that train, "
+                    "val and test need; "
                     "lower clients or data.imbalance, or raise data.concentration"
                 )
         return parts
 
 
 def by_classes(labels: np.ndarray, clients: int, settings: Partition, seed: int) -> Parts:
-    """Each client holds c classes (the paper: c = 5 on MNIST, 3 on CIFAR-10); a class is shared unevenly by its holders."""
+    """Each client holds c classes (the paper: c = 5 on MNIST, 3 on CIFAR-10); a class is shared unevenly by its
+    holders."""
     kinds = np.unique(labels)
     c = settings.classes_per_client
     if c > len(kinds):
@@ -93,7 +102,8 @@ def by_classes(labels: np.ndarray, clients: int, settings: Partition, seed: int)
         samples = stream.permutation(np.flatnonzero(labels == kind))
         if len(holders) > len(samples):
             raise DataError(
-                f"{len(holders)} clients would share the {len(samples)} samples of class {kind}; lower clients or data.classes_per_client"
+                f"{len(holders)} clients would share the {len(samples)} samples of class {kind}; lower "
+                "clients or data.classes_per_client"
             )
         for client, piece in zip(holders, _cut(samples, weights[holders]), strict=True):
             parts[client].append(piece)
@@ -101,7 +111,8 @@ def by_classes(labels: np.ndarray, clients: int, settings: Partition, seed: int)
 
 
 def dirichlet(labels: np.ndarray, clients: int, settings: Partition, seed: int) -> Parts:
-    """Class k goes to the clients in proportions p_k ~ Dirichlet(concentration); drawn anew until nobody is left without."""
+    """Class k goes to the clients in proportions p_k ~ Dirichlet(concentration); drawn anew until nobody is left
+    without."""
     for attempt in range(ATTEMPTS):
         stream = rng(seed, "partition dirichlet", attempt)
         pieces: list[list[np.ndarray]] = [[] for _ in range(clients)]
@@ -114,7 +125,8 @@ def dirichlet(labels: np.ndarray, clients: int, settings: Partition, seed: int) 
         if min(map(len, parts)) >= SMALLEST:
             return parts
     raise DataError(
-        f"no Dirichlet({settings.concentration:g}) partition in {ATTEMPTS} draws gives each of {clients} clients {SMALLEST} samples; "
+        f"no Dirichlet({settings.concentration:g}) partition in {ATTEMPTS} draws gives each of {clients} "
+        f"clients {SMALLEST} samples; "
         "raise data.concentration or lower clients"
     )
 
@@ -145,14 +157,16 @@ def check_shares(settings: SplitShares) -> None:
         if not 0 < share < 1:
             raise ConfigError(f"data.{name} must lie between 0 and 1; got {share!r}")
     if settings.val_share + settings.test_share >= 1:
-        raise ConfigError(f"data.val_share + data.test_share must stay below 1; got {settings.val_share + settings.test_share:g}")
+        raise ConfigError(
+            f"data.val_share + data.test_share must stay below 1; got {settings.val_share + settings.test_share:g}"
+        )
 
 
 def split(part: np.ndarray, labels: np.ndarray, settings: SplitShares, client: int, seed: int) -> Pieces:
     """Train, validation and test indices of one client, class by class in the same proportions, none of them empty.
 
-    Samples are shuffled within their class, put in the order of their quantile there, and cut: that keeps the class shares
-    of the three splits as equal as whole samples allow.
+    Samples are shuffled within their class, put in the order of their quantile there, and cut: that keeps the class
+    shares of the three splits as equal as whole samples allow.
     """
     part = _by_quantile(part, labels, rng(seed, "split", client))
     vals = min(max(1, round(settings.val_share * len(part))), len(part) - 2)
@@ -160,8 +174,11 @@ def split(part: np.ndarray, labels: np.ndarray, settings: SplitShares, client: i
     return part[tests + vals :], part[tests : tests + vals], part[:tests]
 
 
-def set_aside(part: np.ndarray, labels: np.ndarray, share: float, client: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A share of one client's samples, class by class like `split`, and the others: for data that lacks one of the splits."""
+def set_aside(
+    part: np.ndarray, labels: np.ndarray, share: float, client: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """A share of one client's samples, class by class like `split`, and the others: for data that lacks one of the
+    splits."""
     part = _by_quantile(part, labels, rng(seed, "split", client))
     count = min(max(1, round(share * len(part))), len(part) - 1)
     return part[:count], part[count:]
@@ -214,7 +231,9 @@ class Shares:
 
     def label_counts(self) -> np.ndarray:
         """Samples per client and class, all splits together."""
-        return np.stack([np.bincount(self.labels[np.concatenate(pieces)], minlength=self.classes) for pieces in self.parts])
+        return np.stack(
+            [np.bincount(self.labels[np.concatenate(pieces)], minlength=self.classes) for pieces in self.parts]
+        )
 
 
 @dataclass(frozen=True)
@@ -238,7 +257,9 @@ class Partitioned(Partition, ABC):
     def shares(self, labels: np.ndarray, clients: int | None, seed: int) -> Shares:
         """Who holds what when `clients` were asked for."""
         parts = self.deal(labels, self.count(clients), seed)
-        return Shares(labels, [split(part, labels, self, client, seed) for client, part in enumerate(parts)], self.holdout_clients)
+        return Shares(
+            labels, [split(part, labels, self, client, seed) for client, part in enumerate(parts)], self.holdout_clients
+        )
 
     def count(self, clients: int | None) -> int:
         """How many clients there are when `clients` were asked for."""

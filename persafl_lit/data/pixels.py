@@ -1,4 +1,5 @@
-"""Images that stay bytes: memory-mapped, shared by every process that reads them, normalised when a batch is gathered."""
+"""Images that stay bytes: memory-mapped, shared by every process that reads them, normalised when a batch is
+gathered."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Pixels:
-    """uint8 images (n, channels, height, width) in one or more pieces; indexing gives them normalised, (x / 255 - mean) / std."""
+    """uint8 images (n, channels, height, width) in one or more pieces; indexing gives them normalised, (x / 255 - mean)
+    / std."""
 
     pieces: tuple[Tensor, ...]
     mean: tuple[float, ...]
@@ -43,7 +45,8 @@ class Pixels:
         return self._bytes(indices).to(fine).mul_(per_channel[0]).add_(per_channel[1]).to(self.dtype)
 
     def _bytes(self, indices: Tensor) -> Tensor:
-        """The images as they are stored. numpy copies whole rows, in a fifth of the time that torch takes pixel by pixel."""
+        """The images as they are stored. numpy copies whole rows, in a fifth of the time that torch takes pixel by
+        pixel."""
         if self.device.type != "cpu":
             return self.pieces[0][indices]  # `to` joined them
         wanted, found = indices.numpy(), np.empty((len(indices), *self.shape[1:]), np.uint8)

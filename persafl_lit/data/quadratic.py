@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from persafl_lit.common.limits import MOST_NUMBERS
+from persafl_lit.common.seeding import rng
 from persafl_lit.data.npz import load_npz
 from persafl_lit.errors import ConfigError, DataError, shown
-from persafl_lit.limits import MOST_NUMBERS
-from persafl_lit.streams import rng
 
 if TYPE_CHECKING:
-    from persafl_lit.data.quadratics import Quadratics
+    from persafl_lit.data.quadratic_federation import Quadratics
 
 LARGEST = 1e100
 """Of a file's numbers: their products must still be numbers."""
@@ -54,18 +54,21 @@ class Quadratic:
             return 30 if clients is None else clients
         held = len(read_npz(self.path)["a"])
         if clients not in (None, held):
-            raise ConfigError(f"clients={clients}, but {self.path} holds {held} clients; leave clients out or change it")
+            raise ConfigError(
+                f"clients={clients}, but {self.path} holds {held} clients; leave clients out or change it"
+            )
         return held
 
     def federation(self, clients: int | None, seed: int) -> Quadratics:
         import torch
 
-        from persafl_lit.data.quadratics import Quadratics
+        from persafl_lit.data.quadratic_federation import Quadratics
 
         count = self.count(clients)
         if self.path is None and count * self.dimension**2 > MOST_NUMBERS:
             raise ConfigError(
-                f"{count} clients with data.dimension={self.dimension} need {count * self.dimension**2:,} numbers, more than {MOST_NUMBERS:,}; "
+                f"{count} clients with data.dimension={self.dimension} need {count * self.dimension**2:,} "
+                f"numbers, more than {MOST_NUMBERS:,}; "
                 "lower data.dimension or clients"
             )
         arrays = self._generate(count, seed) if self.path is None else read_npz(self.path)
@@ -105,5 +108,8 @@ def read_npz(path: str) -> dict[str, np.ndarray]:
         if np.abs(array).max() > LARGEST:
             raise DataError(f"{path}: {name} holds values beyond {LARGEST:g}, with which no loss can be computed")
     if not np.allclose(H, H.swapaxes(1, 2)):
-        raise DataError(f"{path}: every H[i] must be symmetric; client {int(np.argmax(np.abs(H - H.swapaxes(1, 2)).max(axis=(1, 2))))} is not")
+        raise DataError(
+            f"{path}: every H[i] must be symmetric; client "
+            f"{int(np.argmax(np.abs(H - H.swapaxes(1, 2)).max(axis=(1, 2))))} is not"
+        )
     return arrays

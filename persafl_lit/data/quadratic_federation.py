@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from persafl_lit.common.seeding import rng
 from persafl_lit.data.federation import SPLITS, Batch, Federation, Split
-from persafl_lit.streams import rng
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from persafl_lit.common.limits import MOST_NUMBERS
+from persafl_lit.common.seeding import rng
 from persafl_lit.data.partition import Shares, check_shares, split
 from persafl_lit.errors import ConfigError
-from persafl_lit.limits import MOST_NUMBERS
-from persafl_lit.streams import rng
 
 if TYPE_CHECKING:
     from persafl_lit.data.federation import Samples
@@ -27,8 +27,8 @@ class Synthetic:
         y = argmax(W_k x + b_k),   W_k, b_k ~ N(u_k, 1), u_k ~ N(0, alpha^2)
         x ~ N(v_k, S), S = diag(j^-1.2),   v_k ~ N(B_k, 1), B_k ~ N(0, beta^2)
 
-    alpha is how much the clients' models differ, beta how much their inputs do; alpha and beta are standard deviations, as in
-    FedProx's code. With `iid`, all clients have one model and the mean of inputs B_k.
+    alpha is how much the clients' models differ, beta how much their inputs do; alpha and beta are standard deviations,
+    as in FedProx's code. With `iid`, all clients have one model and the mean of inputs B_k.
     """
 
     alpha: float = 1.0
@@ -70,17 +70,36 @@ class Synthetic:
 
         x, y, sizes = self.generate(self.count(clients), seed)
         pieces = np.split(np.arange(len(y)), np.cumsum(sizes)[:-1])
-        shares = Shares(y, [split(part, y, self, client, seed) for client, part in enumerate(pieces)], self.holdout_clients)
-        parts = [{name: torch.from_numpy(piece) for name, piece in zip(SPLITS, found, strict=True)} for found in shares.parts]
-        return InMemory(torch.from_numpy(x), torch.from_numpy(y), self.classes, parts, hashlib.sha256(x.tobytes()).hexdigest(), shares.holdout)
+        shares = Shares(
+            y, [split(part, y, self, client, seed) for client, part in enumerate(pieces)], self.holdout_clients
+        )
+        parts = [
+            {name: torch.from_numpy(piece) for name, piece in zip(SPLITS, found, strict=True)} for found in shares.parts
+        ]
+        return InMemory(
+            torch.from_numpy(x),
+            torch.from_numpy(y),
+            self.classes,
+            parts,
+            hashlib.sha256(x.tobytes()).hexdigest(),
+            shares.holdout,
+        )
 
     def generate(self, clients: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Inputs and labels of all clients one after the other, and their numbers of samples."""
         d, c = self.dimension, self.classes
-        sizes = np.array([SMALLEST + int(rng(seed, "synthetic size", client).lognormal(LOG_MEAN, LOG_STD)) for client in range(clients)])
+        sizes = np.array(
+            [
+                SMALLEST + int(rng(seed, "synthetic size", client).lognormal(LOG_MEAN, LOG_STD))
+                for client in range(clients)
+            ]
+        )
         numbers = int(sizes.sum()) * (d + c) + clients * d * c
         if numbers > MOST_NUMBERS:
-            raise ConfigError(f"{clients} clients with data.dimension={d} need {numbers:,} numbers, more than {MOST_NUMBERS:,}; lower one of them")
+            raise ConfigError(
+                f"{clients} clients with data.dimension={d} need {numbers:,} numbers, more than "
+                f"{MOST_NUMBERS:,}; lower one of them"
+            )
         scale = np.arange(1, d + 1) ** -0.6  # standard deviations: the variance of component j is j^-1.2
         common = rng(seed, "synthetic model")
         W_all, b_all = common.normal(size=(d, c)), common.normal(size=c)

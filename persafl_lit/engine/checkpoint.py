@@ -10,13 +10,14 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
+from persafl_lit.common.lock import Lock
+from persafl_lit.common.sealed_file import read_sealed, write_sealed
+from persafl_lit.common.tensors import NO_VISIT, Tensors
+from persafl_lit.engine.memory_slots import Slots
+from persafl_lit.engine.messages import Train
 from persafl_lit.errors import CheckpointError, OtherRunError, TakenError, UnwritableError
-from persafl_lit.evaluate import Measured, Point, Scores, Value
-from persafl_lit.lock import Lock
-from persafl_lit.messages import NO_VISIT, Tensors, Train
-from persafl_lit.sealed import read_sealed, write_sealed
-from persafl_lit.server import Slot, State
-from persafl_lit.slots import Slots
+from persafl_lit.learning.scores import Measured, Point, Scores, Value
+from persafl_lit.server.state import Slot, State
 
 FORMAT = 5
 NOT_OURS = "the checkpoint does not hold what this version writes; delete it to start anew"
@@ -25,8 +26,8 @@ NOT_OURS = "the checkpoint does not hold what this version writes; delete it to 
 class Checkpoint:
     """The last two states of a run, each in a file that is whole or not there, and the memories of clients beside them.
 
-    A truncated or changed file is recognised, and the one before it used. Who writes holds the lock beside them: `claim` it first,
-    and leave the context to give it back.
+    A truncated or changed file is recognised, and the one before it used. Who writes holds the lock beside them:
+    `claim` it first, and leave the context to give it back.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,15 +40,20 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.lock.release()
 
     def claim(self, wait_seconds: float = 0.0) -> bool:
-        """Become the only process that reads and writes these files; False if another one is and stays so for so long."""
+        """Become the only process that reads and writes these files; False if another one is and stays so for so
+        long."""
         try:
             mine = self.lock.acquire(wait_seconds)
         except OSError as error:
-            raise UnwritableError(f"cannot lock {self.lock.path}: {error.strerror}; choose another checkpoint.dir") from None
+            raise UnwritableError(
+                f"cannot lock {self.lock.path}: {error.strerror}; choose another checkpoint.dir"
+            ) from None
         if mine:  # whoever wrote temporary files is gone
             with contextlib.suppress(OSError):
                 for left in self.path.parent.glob(f"{self.path.stem}.*.tmp"):
@@ -62,12 +68,16 @@ class Checkpoint:
     def exists(self) -> bool:
         return self.path.exists() or self.previous.exists()
 
-    def save(self, identity: str, content: dict[str, Any], memories: Mapping[tuple[int, int], Tensors] = MappingProxyType({})) -> None:
+    def save(
+        self, identity: str, content: dict[str, Any], memories: Mapping[tuple[int, int], Tensors] = MappingProxyType({})
+    ) -> None:
         """Keep this state; `memories` are the slots that it names."""
         if not self.claim():
             raise TakenError(f"cannot write the checkpoint {self.path}: {self.owner()} is doing the same run")
         segments = self.slots.write(identity, memories)
-        write_sealed(self.path, {"format": FORMAT, "identity": identity, **content, "segments": segments}, self._keep_newest)
+        write_sealed(
+            self.path, {"format": FORMAT, "identity": identity, **content, "segments": segments}, self._keep_newest
+        )
         self._newest_is_damaged = False
         self.slots.named()
 
@@ -109,7 +119,9 @@ class Checkpoint:
                 print(f"persafl: {damaged[0]}; the one before it is used", file=sys.stderr)
             return content
         if damaged:
-            raise CheckpointError(f"{', and '.join(damaged)}; delete {'it' if len(damaged) == 1 else 'both'} to start anew")
+            raise CheckpointError(
+                f"{', and '.join(damaged)}; delete {'it' if len(damaged) == 1 else 'both'} to start anew"
+            )
         return None
 
     def delete(self) -> None:
@@ -124,7 +136,8 @@ class Checkpoint:
 def _other_format(path: Path, found: Any) -> str:
     if isinstance(found, int) and found < FORMAT:
         return (
-            f"the checkpoint {path} is of another version of persafl_lit, an earlier one, and cannot be continued by this one; "
+            f"the checkpoint {path} is of another version of persafl_lit, an earlier one, and cannot be "
+            "continued by this one; "
             "finish the run with that version, or run without --resume"
         )
     return f"the checkpoint {path} is of another version of persafl_lit"
@@ -175,14 +188,26 @@ def unpack_point(content: list[Any]) -> Point:
 
 def _numbers(scores: Sequence[Scores]) -> list[list[Any]]:
     return [
-        [score.client, score.samples, _plain(score.shared), _plain(score.own), {rule: _plain(found) for rule, found in score.beside.items()}]
+        [
+            score.client,
+            score.samples,
+            _plain(score.shared),
+            _plain(score.own),
+            {rule: _plain(found) for rule, found in score.beside.items()},
+        ]
         for score in scores
     ]
 
 
 def _scores(rows: list[list[Any]]) -> tuple[Scores, ...]:
     return tuple(
-        Scores(client, samples, _measured(shared), _measured(own), {rule: _measured(found) for rule, found in beside.items()})
+        Scores(
+            client,
+            samples,
+            _measured(shared),
+            _measured(own),
+            {rule: _measured(found) for rule, found in beside.items()},
+        )
         for client, samples, shared, own, beside in rows
     )
 

@@ -1,5 +1,5 @@
-"""THE loop: walk the timeline, train each job from the model it read, apply updates in order of arrival, evaluate on a grid
-of simulated time."""
+"""THE loop: walk the timeline, train each job from the model it read, apply updates in order of arrival, evaluate on a
+grid of simulated time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,23 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from persafl_lit.checkpoint import NOT_OURS, Checkpoint, Memories, Reads, pack_job, pack_point, pack_state, unpack_job, unpack_point, unpack_state
-from persafl_lit.data.federation import Federation
+from persafl_lit.common.tensors import Tensors
+from persafl_lit.engine.checkpoint import (
+    NOT_OURS,
+    Checkpoint,
+    Memories,
+    Reads,
+    pack_job,
+    pack_point,
+    pack_state,
+    unpack_job,
+    unpack_point,
+    unpack_state,
+)
+from persafl_lit.engine.executors import Evaluation, Executor
+from persafl_lit.engine.listeners import Listeners, culprit
+from persafl_lit.engine.messages import Evaluate, Train, Update
+from persafl_lit.engine.tally import Tally
 from persafl_lit.errors import (
     CallbackError,
     CheckpointError,
@@ -30,51 +45,13 @@ from persafl_lit.errors import (
     located,
     shown,
 )
-from persafl_lit.evaluate import Captured, Point, Scores
-from persafl_lit.executors import Evaluation, Executor
-from persafl_lit.listeners import Listeners, culprit
-from persafl_lit.messages import Evaluate, Tensors, Train, Update
-from persafl_lit.server import Rule, Slot, State
-from persafl_lit.streams import rng
+from persafl_lit.learning.scores import Captured, Point, Scores
+from persafl_lit.server.rules import Rule
+from persafl_lit.server.state import Slot, State
 from persafl_lit.timeline import Job, Timeline
 
 if TYPE_CHECKING:
     import lightning as L
-
-MOST_POINTS = 100_000
-
-
-@dataclass
-class Tally:
-    """What training has cost and seen since the last evaluation, and in all."""
-
-    grad_evals: int = 0
-    updates: int = 0
-    loss: float = 0.0
-    residual: float = 0.0
-    staleness: int = 0
-    worst_staleness: int = 0
-
-    def add(self, update: Update, staleness: int) -> None:
-        self.grad_evals += update.evaluations
-        self.updates += 1
-        self.loss += update.loss
-        self.residual += update.residual or 0.0
-        self.staleness += staleness
-        self.worst_staleness = max(self.worst_staleness, staleness)
-
-    def take(self) -> dict[str, float]:
-        """Means since the last call; the count of gradients goes on."""
-        count = max(self.updates, 1)
-        means = {
-            "grad_evals": self.grad_evals,
-            "train_loss": self.loss / count if self.updates else math.nan,
-            "inner_residual": self.residual / count if self.residual else math.nan,
-            "staleness_mean": self.staleness / count,
-            "staleness_max": self.worst_staleness,
-        }
-        vars(self).update(vars(Tally(grad_evals=self.grad_evals)))
-        return means
 
 
 @dataclass
@@ -134,7 +111,8 @@ class Experiment:
         self._ended = False
         """Whether the run has been cut there."""
         self._told: tuple[list[str], bool] = [], False
-        """Of the oldest open point: callbacks that know of it though another one failed, and whether one of them asked to stop."""
+        """Of the oldest open point: callbacks that know of it though another one failed, and whether one of them asked
+        to stop."""
         self._identity = ""
         buffer = self.rule.arrivals_per_version
         self.staleness = self.timeline.staleness(buffer).tolist()
@@ -157,7 +135,8 @@ class Experiment:
 
     @property
     def model_changed(self) -> bool:
-        """Whether any update has become part of a version of the shared model; where nothing is shared, of a client's own."""
+        """Whether any update has become part of a version of the shared model; where nothing is shared, of a client's
+        own."""
         versions = self.state.arrivals // self.rule.arrivals_per_version
         return self.state.arrivals > self.state.skipped and (versions > 0 or not self.executor.worker.transfer_bytes)
 
@@ -179,10 +158,14 @@ class Experiment:
             self.tally = Tally(**content["tally"])
             self.wall_before += float(content["wall_seconds"])
             pending = {index: unpack_job(job, content["reads"], memories) for index, job in content["pending"].items()}
-            captured = [(time, training, unpack_state(state, memories)) for time, training, state in content["captured"]]
+            captured = [
+                (time, training, unpack_state(state, memories)) for time, training, state in content["captured"]
+            ]
             ended, states = content["ended"], dict(content["callbacks"])
             self._told = list(content["told"][0]), bool(content["told"][1])
-            fits = self.state.w.shape == self.executor.worker.start.shape and 0 <= self.state.arrivals <= len(self.timeline)
+            fits = self.state.w.shape == self.executor.worker.start.shape and 0 <= self.state.arrivals <= len(
+                self.timeline
+            )
         except (LookupError, TypeError, ValueError, AttributeError):
             fits = False
         if not fits:
@@ -198,7 +181,8 @@ class Experiment:
         return True
 
     def save(self, rescue: bool = False) -> None:
-        """Write a checkpoint; to the rescue of a run whose callback fails, without the state of one that cannot tell it."""
+        """Write a checkpoint; to the rescue of a run whose callback fails, without the state of one that cannot tell
+        it."""
         assert self.checkpoint is not None
         memories: Memories = {}
         reads: Reads = {}
@@ -228,7 +212,8 @@ class Experiment:
         self.listeners.tell_error({"experiment": self, "error": error})
 
     def stop(self, point: Point) -> None:
-        """End the run as of this point, which callbacks are being told of: its model, memories and counts are the run's."""
+        """End the run as of this point, which callbacks are being told of: its model, memories and counts are the
+        run's."""
         if point is not self._telling:
             raise ConfigError("experiment.stop takes the point that on_evaluation is being told of")
         self._stopped = point
@@ -245,7 +230,9 @@ class Experiment:
             self.state = point.captured.state
         self.executor.forget_jobs()
         self.open.clear()
-        self.points = [known for known in self.points if known.updates <= point.updates and known.sim_time <= point.sim_time]
+        self.points = [
+            known for known in self.points if known.updates <= point.updates and known.sim_time <= point.sim_time
+        ]
         self.moments = [known.sim_time for known in self.points]
         self.timeline = self.timeline.until(point.sim_time, point.updates)
 
@@ -284,7 +271,8 @@ class Experiment:
                 self.heed_stop()
             loss = self._receive(index, job, *arrived)
             self.executor.forget(index)
-            self._submit_readable()  # before anybody is told: a checkpoint that is written because a callback fails must be whole
+            # before anybody is told: a checkpoint that is written because a callback fails must be whole
+            self._submit_readable()
             self.call("on_update", job=job, staleness=self.staleness[index], loss=loss)
             self._close_points(wait=False)
             if self.stopped:
@@ -314,7 +302,9 @@ class Experiment:
         for index in self._queue[self._submitted : until].tolist():
             job = self.timeline[index]
             slot = self.state.memory(job.client)
-            self.executor.submit(index, Train(job.client, job.visit, self.rule.read(self.state), slot.tensors, slot.visit))
+            self.executor.submit(
+                index, Train(job.client, job.visit, self.rule.read(self.state), slot.tensors, slot.visit)
+            )
         self._submitted = max(self._submitted, until)
 
     def _receive(self, index: int, job: Job, message: Train, update: Update | PersaflError) -> float:
@@ -325,19 +315,26 @@ class Experiment:
         w, kept, at_stake = state.w, dict(state.kept), state.in_waiting
         loss = update.loss if isinstance(update, Update) else math.nan
         memory: Tensors = {}
-        if isinstance(update, Update) and math.isfinite(loss) and all(map(is_finite, (*update.sent.values(), *update.memory.values()))):
+        if (
+            isinstance(update, Update)
+            and math.isfinite(loss)
+            and all(map(is_finite, (*update.sent.values(), *update.memory.values())))
+        ):
             self._apply(index, message.read, update.sent, staleness)
             self.tally.add(update, staleness)
             memory = update.memory
             at_stake += 1
         else:
-            self._diverges(index, job, f" has loss {loss:.4g}; {self._advice()}" if isinstance(update, Update) else f": {update}")
+            self._diverges(
+                index, job, f" has loss {loss:.4g}; {self._advice()}" if isinstance(update, Update) else f": {update}"
+            )
             self.tally.grad_evals += update.evaluations if isinstance(update, Update) else 0
             self.rule.arrive(state)
             state.skipped += 1
         if not is_finite(state.w):
             self._diverges(index, job, f" makes the model infinite; {self._advice()}")
-            # As if this arrival, and the buffer that it completed, had not entered; other clients' memories stay as they are.
+            # As if this arrival, and the buffer that it completed, had not entered; other clients' memories stay as
+            # they are.
             state.w, state.kept, state.waiting, state.in_waiting, state.arrivals = w, kept, None, 0, state.arrivals - 1
             self.rule.arrive(state)
             state.skipped += at_stake
@@ -356,18 +353,28 @@ class Experiment:
         except BaseException as error:  # a rule of the user's may raise anything
             raise ModelError(f"the rule {rule} fails at update {index}: {located(error)}") from error
         if w._version != version:
-            raise ModelError(f"the rule {rule} changes state.w in place, which jobs under way still read; assign a new tensor to it")
+            raise ModelError(
+                f"the rule {rule} changes state.w in place, which jobs under way still read; assign a new tensor to it"
+            )
         if not isinstance(state.w, Tensor) or state.w.shape != w.shape:
-            raise ModelError(f"the rule {rule} leaves {shown(state.w)} in state.w at update {index}; it must be a tensor of shape {tuple(w.shape)}")
+            raise ModelError(
+                f"the rule {rule} leaves {shown(state.w)} in state.w at update {index}; it must be a tensor "
+                f"of shape {tuple(w.shape)}"
+            )
         if state.arrivals != index + 1:
-            raise ModelError(f"the rule {rule} must call self.arrive(state) once in apply; after update {index} there are {state.arrivals} arrivals")
+            raise ModelError(
+                f"the rule {rule} must call self.arrive(state) once in apply; after update {index} there are "
+                f"{state.arrivals} arrivals"
+            )
 
     def _diverges(self, index: int, job: Job, how: str) -> None:
         """End the run, or say once that what diverges is left out."""
         where = f"update {index} (client {job.client}, simulated time {job.arrives:.4g}, eta={self.eta:g}){how}"
         if not self.skip_divergence:
             raise DivergenceError(f"the run diverges: {where}")
-        self._say_once("update", f"{where}: it is skipped, and so will others be (on_divergence=skip); they are counted")
+        self._say_once(
+            "update", f"{where}: it is skipped, and so will others be (on_divergence=skip); they are counted"
+        )
 
     def _say_once(self, about: str, sentence: str) -> None:
         if about not in self._warned:
@@ -386,7 +393,8 @@ class Experiment:
             self._open_point(self.moments[count], training, self.state.snapshot())
 
     def _open_point(self, sim_time: float, training: dict[str, float], state: State) -> None:
-        """Tensors are never changed in place, so a state may be evaluated later; one that is evaluated already is not again."""
+        """Tensors are never changed in place, so a state may be evaluated later; one that is evaluated already is not
+        again."""
         last = len(self.points) + len(self.open) + 1 == len(self.moments)
         rules = self._rules() if last else self._rules()[:1]
         if self._last is None or self._last[0].rules != rules or not self._alike(state, self._last[1]):
@@ -418,7 +426,9 @@ class Experiment:
             if not (evaluation.done or (wait and self.executor.finish(evaluation, self.should_stop))):
                 return
             self._record(self.open[0])
-            self.open.pop(0)  # not before everybody has been told: a point at which a callback fails is evaluated again on resuming
+            self.open.pop(
+                0
+            )  # not before everybody has been told: a point at which a callback fails is evaluated again on resuming
 
     def _record(self, captured: OpenPoint) -> None:
         updates, evaluation = captured.state.arrivals, captured.evaluation
@@ -434,12 +444,16 @@ class Experiment:
         for client, score in zip(self.evaluated, scores, strict=True):
             if not math.isfinite(score.worst_loss()):
                 sentence = (
-                    f"the evaluation after update {updates} diverges: client {client} has loss {score.own.test_loss:.4g} "
-                    f"after fine-tuning and {score.shared.test_loss:.4g} before; lower eval.finetune's step size or eta={self.eta:g}"
+                    f"the evaluation after update {updates} diverges: client {client} has loss "
+                    f"{score.own.test_loss:.4g} "
+                    f"after fine-tuning and {score.shared.test_loss:.4g} before; lower eval.finetune's step "
+                    f"size or eta={self.eta:g}"
                 )
                 if not self.skip_divergence:
                     raise DivergenceError(sentence)
-                self._say_once("evaluation", f"{sentence}. The run goes on (on_divergence=skip); its mean losses are not finite")
+                self._say_once(
+                    "evaluation", f"{sentence}. The run goes on (on_divergence=skip); its mean losses are not finite"
+                )
         return scores
 
     def _evaluate_by_all_rules(self) -> None:
@@ -455,13 +469,16 @@ class Experiment:
         self.listeners.log(self.points[-1], last.metrics())
 
     def _announce(self, point: Point) -> None:
-        """Tell loggers and callbacks, but no callback that was told before another one failed and the run was resumed."""
+        """Tell loggers and callbacks, but no callback that was told before another one failed and the run was
+        resumed."""
         self.listeners.log(point)
         already, stop = self._told
         waiting = [(callback, key) for callback, key in self.listeners.named() if key not in already]
         self._telling, self._stopped = point, point if stop else None
         try:
-            self.listeners.tell("on_evaluation", {"experiment": self, "point": point}, [callback for callback, _ in waiting])
+            self.listeners.tell(
+                "on_evaluation", {"experiment": self, "point": point}, [callback for callback, _ in waiting]
+            )
         except CallbackError as error:
             failed = [callback is culprit(error.__cause__) for callback, _ in waiting].index(True)
             self._told = [*already, *(key for _, key in waiting[:failed])], self.stopped
@@ -472,27 +489,9 @@ class Experiment:
 
 
 def is_finite(vector: Tensor) -> bool:
-    """Whether all values are finite, in one pass: nan and infinities show in the extremes (`torch.isfinite` takes 20 times longer)."""
+    """Whether all values are finite, in one pass: nan and infinities show in the extremes (`torch.isfinite` takes 20
+    times longer)."""
     if not vector.numel():
         return True
     least, most = torch.aminmax(vector)
     return math.isfinite(float(least)) and math.isfinite(float(most))
-
-
-def evaluation_moments(horizon: float, every: float | None, affordable: float = math.inf) -> list[float]:
-    """0, every, 2 every, ... and the end. Without `every`: up to ten steps, as many as `affordable` evaluations allow."""
-    step = every or horizon / max(1, min(10, int(min(affordable, 11.0)) - 1)) or 1.0
-    if horizon / step > MOST_POINTS:
-        raise ConfigError(f"eval.every={step:g} makes more than {MOST_POINTS} evaluations by simulated time {horizon:g}; raise it")
-    grid = [k * step for k in range(math.ceil(horizon / step - 1e-9))] or [0.0]
-    return [*grid, horizon] if horizon > grid[-1] else grid
-
-
-def evaluated_clients(federation: Federation, most: int | None, seed: int) -> list[int]:
-    """All clients, or `most` of those that train and `most` of the held-out ones, drawn by the seed."""
-    trained = federation.trained()
-    groups = (range(trained), range(trained, federation.clients))
-    if most is None:
-        return [client for group in groups for client in group]
-    stream = rng(seed, "evaluated clients")
-    return [int(client) for group in groups for client in sorted(stream.permutation(np.asarray(group, dtype=int))[:most])]

@@ -19,10 +19,11 @@ from lightning.fabric import Fabric
 from persafl_lit.errors import CallbackError, Interrupted, PersaflError, TrackingError, located
 
 if TYPE_CHECKING:
-    from persafl_lit.evaluate import Point
+    from persafl_lit.learning.scores import Point
 
 LET_THROUGH = (CallbackError, TrackingError, Interrupted, KeyboardInterrupt)
-"""What a callback may raise without being named: it has a name already, or is the tracker's, or the user's wish to stop."""
+"""What a callback may raise without being named: it has a name already, or is the tracker's, or the user's wish to
+stop."""
 
 
 class Listeners:
@@ -53,12 +54,16 @@ class Listeners:
         except LET_THROUGH:
             raise
         except BaseException as error:
-            raise CallbackError(f"the callback {type(culprit(error)).__name__} failed in {hook}: {located(error)}") from error
+            raise CallbackError(
+                f"the callback {type(culprit(error)).__name__} failed in {hook}: {located(error)}"
+            ) from error
 
     def tell_error(self, about: Mapping[str, Any]) -> None:
         """Every callback and logger, whatever another one does when it is told."""
         words: list[Callable[[], None]] = [functools.partial(self.finalize, "failed")]
-        words += [functools.partial(self.tell, "on_run_error", about, [callback]) for callback in self.fabric._callbacks]
+        words += [
+            functools.partial(self.tell, "on_run_error", about, [callback]) for callback in self.fabric._callbacks
+        ]
         for tell in words:
             try:
                 tell()
@@ -89,7 +94,10 @@ class Listeners:
     def start_loggers(self, settings: Mapping[str, Any], points: Sequence[Point]) -> None:
         """The config, and points from before a resume: a logger that was made anew has nothing of them."""
         for logger in self.fabric.loggers:
-            with naming("logger", logger, "log_hyperparams"), contextlib.suppress(NotImplementedError):  # some of Lightning's have no place for them
+            with (
+                naming("logger", logger, "log_hyperparams"),
+                contextlib.suppress(NotImplementedError),
+            ):  # some of Lightning's have no place for them
                 logger.log_hyperparams(dict(settings))
         for point in points:
             self.log(point)
@@ -139,11 +147,14 @@ def culprit(error: BaseException | None) -> Any:
 
 
 def plain_state(value: Any, where: str = "state_dict()") -> Any:
-    """A callback's state as a checkpoint can hold it, which is read without running code: tensors and plain values only."""
+    """A callback's state as a checkpoint can hold it, which is read without running code: tensors and plain values
+    only."""
     if isinstance(value, np.generic):
         value = value.item()
     if type(value) in (dict, OrderedDict):
-        return {plain_state(key, f"a key of {where}"): plain_state(part, f"{where}[{key!r}]") for key, part in value.items()}
+        return {
+            plain_state(key, f"a key of {where}"): plain_state(part, f"{where}[{key!r}]") for key, part in value.items()
+        }
     if where == "state_dict()":
         raise TypeError(f"state_dict() must return a dict; got a {type(value).__name__}")
     if type(value) in (list, tuple):

@@ -1,9 +1,9 @@
 """Clients' memories on disk, beside a checkpoint.
 
-A slot is a client's memory as one visit left it, named (client, visit), and never changes. So a checkpoint does not repeat what
-an earlier one wrote: new slots go into one more file, a *segment*, that is whole before a checkpoint names it; and a segment is
-deleted only when neither of the two kept checkpoints names it. A process that is killed between the two leaves a segment that
-nobody names, which the next checkpoint removes.
+A slot is a client's memory as one visit left it, named (client, visit), and never changes. So a checkpoint does not
+repeat what an earlier one wrote: new slots go into one more file, a *segment*, that is whole before a checkpoint names
+it; and a segment is deleted only when neither of the two kept checkpoints names it. A process that is killed between
+the two leaves a segment that nobody names, which the next checkpoint removes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from persafl_lit.common.sealed_file import read_sealed, write_sealed
+from persafl_lit.common.tensors import Tensors
 from persafl_lit.errors import CheckpointError
-from persafl_lit.messages import Tensors
-from persafl_lit.sealed import read_sealed, write_sealed
 
 Name = tuple[int, int]
 """(client, visit)."""
@@ -38,7 +38,8 @@ class Slots:
     def write(self, identity: str, memories: Mapping[Name, Tensors]) -> dict[str, list[list[int]]]:
         """Put every memory that is not there yet into a new segment; returns which segment holds which slots.
 
-        What is left of segments that are mostly out of date moves along, so that the files stay below twice what they hold.
+        What is left of segments that are mostly out of date moves along, so that the files stay below twice what they
+        hold.
         """
         placed: dict[str, set[Name]] = {}
         for segment, names in self._written.items():
@@ -55,7 +56,8 @@ class Slots:
         return {segment: [list(name) for name in sorted(names & memories.keys())] for segment, names in placed.items()}
 
     def named(self) -> None:
-        """The checkpoint that names what `write` returned is in place: what neither it nor the one before names can go."""
+        """The checkpoint that names what `write` returned is in place: what neither it nor the one before names can
+        go."""
         before = {file.name for file in self.files()} if self._kept is None else self._kept
         for file in self.files():
             if file.name not in before and file.name not in self._now:

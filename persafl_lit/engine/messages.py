@@ -1,26 +1,24 @@
 """What executors send to workers, and what comes back.
 
-A message is one of `Train`, `Evaluate` and `CostGradient`; its result depends on nothing but the message, so it may be computed
-anywhere, in any order, or twice. Tensors are named: `read` is what the server sends (the shared model `w`, and what a rule adds),
-`memory` what the client kept from its last visit, `sent` what it sends to the server (`delta`, and what an objective adds).
-`separate` and `join` are the one definition of how they travel, through shared memory and through Ray.
+A message is one of `Train`, `Evaluate` and `CostGradient`; its result depends on nothing but the message, so it may be
+computed anywhere, in any order, or twice. Tensors are named: `read` is what the server sends (the shared model `w`, and
+what a rule adds), `memory` what the client kept from its last visit, `sent` what it sends to the server (`delta`, and
+what an objective adds). `separate` and `join` are the one definition of how they travel, through shared memory and
+through Ray.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from persafl_lit.common.tensors import NO_VISIT, Tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Tensors = Mapping[str, "Tensor"]
-"""Tensors by name; never changed in place once they are part of a message."""
 T = TypeVar("T")
-
-NO_VISIT = -1
-"""`after` of a client that has no memory yet: it starts from the initial private values."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,11 @@ def separate(record: T) -> tuple[T, list[Tensor]]:
 def join(record: T, tensors: Sequence[Tensor]) -> T:
     """Undo `separate`."""
     left = iter(tensors)
-    payloads = {name: {key: next(left) for key in keys} for name in PAYLOADS if (keys := getattr(record, name, None)) is not None}
+    payloads = {
+        name: {key: next(left) for key in keys}
+        for name in PAYLOADS
+        if (keys := getattr(record, name, None)) is not None
+    }
     return _with(record, payloads) if payloads else record
 
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from persafl_lit.evaluate import Point
-    from persafl_lit.experiment import Experiment
+    from persafl_lit.engine.experiment import Experiment
+    from persafl_lit.learning.scores import Point
     from persafl_lit.timeline import Job
 
 
@@ -21,7 +21,13 @@ class ProgressBar:
         console = Console(stderr=True)
         self._console, self._title, self._quiet = console, title, quiet
         self._lines = not console.is_terminal and not quiet
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(),
+        )
         self._bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
         self._task = self._bar.add_task(title, total=None, status="")
         self._accuracy = ""
@@ -45,7 +51,10 @@ class ProgressBar:
         self._accuracy = f"accuracy {accuracy:.3f}" if math.isfinite(accuracy) else f"loss {point.loss()['test']:.4g}"
         self._bar.update(self._task, completed=point.updates)
         if self._lines:
-            line = f"{self._title}: time {point.sim_time:.1f}/{self._horizon:.1f}  update {point.updates}/{self._total}  {self._accuracy}"
+            line = (
+                f"{self._title}: time {point.sim_time:.1f}/{self._horizon:.1f}  update "
+                f"{point.updates}/{self._total}  {self._accuracy}"
+            )
             self._console.print(line, highlight=False, soft_wrap=True)
 
     def on_run_end(self) -> None:

@@ -11,23 +11,25 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from persafl_lit import backprop
 from persafl_lit.data.federation import Batch
 from persafl_lit.errors import ConfigError
-from persafl_lit.statistics import Statistics
+from persafl_lit.learning.kernels import backprop
+from persafl_lit.learning.running_statistics import Statistics
 
 
 class FlatLoss:
     """f(w; D) of `backbone`, whose trainable parameters become views of one vector, `point`.
 
     Their gradients are gathered in a second vector, so that a step is one vector operation. Weights of
-    2-d convolutions lie in channels_last order, which is faster on CPUs (and rounds otherwise than the usual order). The order of
-    `point` is [shared, private], each in the order of `backbone.parameters()`; it is part of the checkpoint format. If f is the
-    cross-entropy of plain `layers` and nothing else, derivatives go through these by hand; else autograd finds them.
+    2-d convolutions lie in channels_last order, which is faster on CPUs (and rounds otherwise than the usual order).
+    The order of `point` is [shared, private], each in the order of `backbone.parameters()`; it is part of the
+    checkpoint format. If f is the cross-entropy of plain `layers` and nothing else, derivatives go through these by
+    hand; else autograd finds them.
 
-    `statistics` are the buffers that training changes, by default all there are. The next evaluation after `keep_statistics = True`
-    changes them; every other one restores them, so f(.; D) is a function of w. A network that has some (BatchNorm's) computes in the
-    usual order of images and weights: it is mostly deep, and channels_last is slower where many layers see few pixels.
+    `statistics` are the buffers that training changes, by default all there are. The next evaluation after
+    `keep_statistics = True` changes them; every other one restores them, so f(.; D) is a function of w. A network that
+    has some (BatchNorm's) computes in the usual order of images and weights: it is mostly deep, and channels_last is
+    slower where many layers see few pixels.
     """
 
     keep_statistics = False
@@ -82,7 +84,8 @@ class FlatLoss:
         """Stand at w; returns the live point."""
         if w is not self.point:
             self.point.copy_(w)
-        torch.clear_autocast_cache()  # mixed precision keeps rounded weights, and would not notice that they have changed
+        # mixed precision keeps rounded weights, and would not notice that they have changed
+        torch.clear_autocast_cache()
         return self.point
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
@@ -111,7 +114,11 @@ class FlatLoss:
 
     def ordered(self, data: Any) -> Any:
         """A batch's data with images in the order that the weights have; a federation's are channels_last."""
-        return data if self._channels_last else tree_map(lambda one: one.contiguous() if isinstance(one, Tensor) else one, data)
+        return (
+            data
+            if self._channels_last
+            else tree_map(lambda one: one.contiguous() if isinstance(one, Tensor) else one, data)
+        )
 
     def set_gradients(self, gradient: Tensor) -> None:
         """Let every parameter's `grad` be its part of this vector."""
@@ -144,17 +151,26 @@ class FlatLoss:
     def _by_autograd(self, batch: Batch) -> Tensor:
         """f(w; D) of any backbone; its gradient goes into the buffer."""
         loss = step_loss(self.backbone, self.ordered(batch.data))
-        # With the seed of the backward pass at hand and unused parameters looked after here, a tiny model gains a tenth.
+        # With the seed of the backward pass at hand and unused parameters looked after here, a tiny model gains a
+        # tenth.
         usual = loss.dim() == 0 and loss.dtype is self._one.dtype
         slopes = torch.autograd.grad(loss, self._parameters, self._one if usual else None, allow_unused=True)
         if any(slope is None for slope in slopes):
-            slopes = tuple(torch.zeros_like(p) if slope is None else slope for p, slope in zip(self._parameters, slopes, strict=True))
+            slopes = tuple(
+                torch.zeros_like(p) if slope is None else slope
+                for p, slope in zip(self._parameters, slopes, strict=True)
+            )
         torch._foreach_copy_(self._gradients, slopes)
         return loss.detach()
 
     def _double_backward(self, u: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         """grad_w <grad f(w; D), u>, for any backbone."""
-        slopes = torch.autograd.grad(step_loss(self.backbone, self.ordered(batch.data)), self._parameters, create_graph=True, materialize_grads=True)
+        slopes = torch.autograd.grad(
+            step_loss(self.backbone, self.ordered(batch.data)),
+            self._parameters,
+            create_graph=True,
+            materialize_grads=True,
+        )
         along_u = sum((slope * part).sum() for slope, part in zip(slopes, self._views(u), strict=True))
         if not (isinstance(along_u, Tensor) and along_u.requires_grad):
             return tuple(torch.zeros_like(p) for p in self._parameters)
@@ -165,11 +181,6 @@ class FlatLoss:
         torch.default_generator.manual_seed(mask)
         if self.point.device.type != "cpu":
             torch.get_device_module(self.point.device).manual_seed(mask)
-
-
-def class_dimension(scores: Tensor, labels: Tensor) -> int:
-    """Where scores have their classes: last, as sequence models give them, or second, as torch's cross-entropy takes them."""
-    return -1 if scores.shape[:-1] == labels.shape else 1
 
 
 def step_loss(backbone: nn.Module, data: Any) -> Tensor:

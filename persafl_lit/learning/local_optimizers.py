@@ -1,18 +1,20 @@
-"""What turns gradients into local steps (`local.optimizer`). Settings only; torch is imported where an optimizer is built."""
+"""What turns gradients into local steps (`local.optimizer`). Settings only; torch is imported where an optimizer is
+built."""
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from persafl_lit.errors import ConfigError, ModelError, located, shown
-from persafl_lit.objectives import Objective, Plain, Proximal
+from persafl_lit.learning.objectives import Objective, Plain, Proximal
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from persafl_lit.messages import Tensors
+    from persafl_lit.common.tensors import Tensors
 
 VECTORS = {"sgd": 0, "momentum": 1, "adamw": 2, "module": 2}
 """About how many vectors of the model's size an optimizer keeps."""
@@ -20,10 +22,12 @@ VECTORS = {"sgd": 0, "momentum": 1, "adamw": 2, "module": 2}
 
 @dataclass(frozen=True)
 class Local:
-    """w_{i,q+1} from w_{i,q} and the gradient of the objective: by plain steps as in the paper, or by another optimizer of torch.optim."""
+    """w_{i,q+1} from w_{i,q} and the gradient of the objective: by plain steps as in the paper, or by another optimizer
+    of torch.optim."""
 
     optimizer: Literal["sgd", "momentum", "adamw", "module"] = "sgd"
-    """The paper's plain steps, SGD with momentum, AdamW (each with step size eta), or what the module's own `configure_optimizers` returns."""
+    """The paper's plain steps, SGD with momentum, AdamW (each with step size eta), or what the module's own
+    `configure_optimizers` returns."""
     momentum: float | None = None
     """Of `momentum`; null is 0.9."""
     weight_decay: float = 0.0
@@ -52,7 +56,10 @@ class Local:
         """Only the gradient of a loss at w means something to an optimizer."""
         if not self.plain and not isinstance(objective, (Plain, Proximal)):
             other = "local.weight_decay > 0" if self.optimizer == "sgd" else f"local.optimizer={self.optimizer}"
-            raise ConfigError(f"{other} goes with the objectives plain and proximal; {type(objective).__name__.lower()} takes plain steps only")
+            raise ConfigError(
+                f"{other} goes with the objectives plain and proximal; {type(objective).__name__.lower()} "
+                "takes plain steps only"
+            )
 
     def build(self, w: Tensor, eta: float, module: Any) -> Optimizer:
         """An optimizer without state; of `w`, or of the module's parameters."""
@@ -81,10 +88,22 @@ def own_optimizer(module: Any) -> Optimizer:
     optimizers, schedulers = found if paired else (found, [])
     listed = [*optimizers] if isinstance(optimizers, (list, tuple)) else [optimizers]
     if schedulers or any(isinstance(one, dict) and one.get("lr_scheduler") is not None for one in listed):
-        raise ConfigError(f"local.optimizer=module takes no schedulers: a client has no schedule of its own; {name}.configure_optimizers returns one")
+        raise ConfigError(
+            "local.optimizer=module takes no schedulers: a client has no schedule of its own; "
+            f"{name}.configure_optimizers returns one"
+        )
     listed = [one.get("optimizer") if isinstance(one, dict) else one for one in listed]
     if len(listed) != 1 or not isinstance(listed[0], Optimizer):
-        raise ConfigError(f"local.optimizer=module takes one optimizer of torch.optim; {name}.configure_optimizers returns {shown(found)}")
+        raise ConfigError(
+            f"local.optimizer=module takes one optimizer of torch.optim; {name}.configure_optimizers returns "
+            f"{shown(found)}"
+        )
+    closure = inspect.signature(type(listed[0]).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(
+            f"local.optimizer=module takes optimizers that step once per gradient; {type(listed[0]).__name__} "
+            "evaluates the loss itself, as often as it likes (its step needs a closure)"
+        )
     return listed[0]
 
 
@@ -108,7 +127,8 @@ def state_of(optimizer: Optimizer) -> dict[str, Tensor]:
                 continue
             if not hasattr(value, "dtype"):
                 raise ModelError(
-                    f"local.keep_state keeps tensors; {type(optimizer).__name__} has {name!r}, a {type(value).__name__}: set it to false"
+                    f"local.keep_state keeps tensors; {type(optimizer).__name__} has {name!r}, a "
+                    f"{type(value).__name__}: set it to false"
                 )
             found[f"{PREFIX}.{parameter}.{name}"] = value
     return found

@@ -1,8 +1,8 @@
 """Metrics beside loss and accuracy: ours by name, the user's, and what a LightningModule logs when it is evaluated.
 
-A metric compares `module(inputs)` with targets. One that has `reset`, `update` and `compute`, as torchmetrics' have, is reset for each
-client and split, sees it chunk by chunk and is computed once; any other callable is averaged over chunks, weighted by samples. nan means
-that a client has no value, such as an AUROC where there is one class only.
+A metric compares `module(inputs)` with targets. One that has `reset`, `update` and `compute`, as torchmetrics' have, is
+reset for each client and split, sees it chunk by chunk and is computed once; any other callable is averaged over
+chunks, weighted by samples. nan means that a client has no value, such as an AUROC where there is one class only.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torchmetrics.functional import classification
 
 from persafl_lit.data.federation import IGNORED, Split
 from persafl_lit.errors import ModelError, PersaflError, located, shown
-from persafl_lit.loss import class_dimension
-from persafl_lit.settings import SIGNS
+from persafl_lit.learning.metric_names import SIGNS
+from persafl_lit.models.classifier import class_dimension
 
 STATEFUL = ("reset", "update", "compute")
 STEPS = {"val": ("validation_step", "test_step"), "test": ("test_step", "validation_step")}
@@ -38,9 +38,16 @@ OF_A_SPLIT = re.compile(r"^(validation|valid|val|test)[_/]")
 
 
 class Whole:
-    """A function of all scores and targets of a split, in double precision: it does not depend on the size of chunks."""
+    """A function of all scores and targets of a split, in double precision: it does not depend on the size of
+    chunks."""
 
-    def __init__(self, function: Callable[..., Tensor], prepare: Callable[[Any, Any], tuple[Tensor, Tensor]], higher: bool, **args: Any) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        prepare: Callable[[Any, Any], tuple[Tensor, Tensor]],
+        higher: bool,
+        **args: Any,
+    ) -> None:
         self.function, self.prepare, self.higher_is_better, self.args = function, prepare, higher, args
         self._seen: list[tuple[Tensor, Tensor]] = []
 
@@ -57,7 +64,11 @@ class Whole:
 
 def _classes(scores: Any, labels: Any) -> tuple[Tensor, Tensor]:
     """(n, classes) and (n,): samples, or tokens that count."""
-    if not (isinstance(scores, Tensor) and isinstance(labels, Tensor)) or labels.is_floating_point() or scores.dim() != labels.dim() + 1:
+    if (
+        not (isinstance(scores, Tensor) and isinstance(labels, Tensor))
+        or labels.is_floating_point()
+        or scores.dim() != labels.dim() + 1
+    ):
         raise ValueError(f"it compares class scores with whole-number labels; got {_kind(scores)} and {_kind(labels)}")
     scores, labels = scores.movedim(class_dimension(scores, labels), -1).flatten(0, -2).double(), labels.flatten()
     counted = labels != IGNORED
@@ -71,7 +82,11 @@ def _values(found: Any, targets: Any) -> tuple[Tensor, Tensor]:
 
 
 def _kind(value: Any) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
+    return (
+        f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+        if isinstance(value, Tensor)
+        else shown(value)
+    )
 
 
 def _f1(scores: Tensor, labels: Tensor, average: Any = "macro") -> Tensor:
@@ -91,15 +106,21 @@ def _auroc(scores: Tensor, labels: Tensor) -> Tensor:
     shares, there = scores.softmax(1), labels.unique()
     if len(there) < 2:
         return torch.tensor(math.nan)
-    return torch.stack([classification.binary_auroc(shares[:, label], (labels == label).long()) for label in there]).mean()
+    return torch.stack(
+        [classification.binary_auroc(shares[:, label], (labels == label).long()) for label in there]
+    ).mean()
 
 
 def _ece(scores: Tensor, labels: Tensor, bins: int = 15) -> Tensor:
-    return classification.multiclass_calibration_error(scores.softmax(1), labels, scores.shape[1], n_bins=bins, norm="l1")
+    return classification.multiclass_calibration_error(
+        scores.softmax(1), labels, scores.shape[1], n_bins=bins, norm="l1"
+    )
 
 
 def _top(scores: Tensor, labels: Tensor, k: int = 5) -> Tensor:
-    return classification.multiclass_accuracy(scores, labels, scores.shape[1], top_k=min(k, scores.shape[1]), average="micro")
+    return classification.multiclass_accuracy(
+        scores, labels, scores.shape[1], top_k=min(k, scores.shape[1]), average="micro"
+    )
 
 
 def _perplexity(scores: Tensor, labels: Tensor) -> Tensor:
@@ -196,7 +217,10 @@ class Reading:
         def log(name: str, value: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> None:
             name = re.sub(r"\W", "_", OF_A_SPLIT.sub("", name))
             if name in self._metrics.given:
-                raise ModelError(f"{type(backbone).__name__}.{hook} logs {name!r}, which is also a metric of the run; give one another name")
+                raise ModelError(
+                    f"{type(backbone).__name__}.{hook} logs {name!r}, which is also a metric of the run; give "
+                    "one another name"
+                )
             if _is_stateful(value):
                 self._objects[name] = value
             else:
@@ -209,7 +233,11 @@ class Reading:
         before = {name: vars(backbone)[name] for name in ("log", "log_dict") if name in vars(backbone)}
         backbone.log, backbone.log_dict = log, log_dict
         try:
-            with self._naming(f"{type(backbone).__name__}.{hook}", "") if hook in EPOCH_ENDS else contextlib.nullcontext():
+            with (
+                self._naming(f"{type(backbone).__name__}.{hook}", "")
+                if hook in EPOCH_ENDS
+                else contextlib.nullcontext()
+            ):
                 getattr(backbone, hook)(*args)
         finally:
             for name in ("log", "log_dict"):
@@ -224,7 +252,10 @@ class Reading:
     def _number(self, name: str, value: Any) -> float:
         if isinstance(value, (Tensor, np.ndarray)):
             if math.prod(value.shape) != 1:
-                raise ModelError(f"{self._where(name)} must be one number; got a {type(value).__name__} of shape {tuple(value.shape)}")
+                raise ModelError(
+                    f"{self._where(name)} must be one number; got a {type(value).__name__} of shape "
+                    f"{tuple(value.shape)}"
+                )
             value = value.item()
         if not isinstance(value, numbers.Real):
             raise ModelError(f"{self._where(name)} must be one number; got {shown(value)}")
@@ -240,7 +271,9 @@ class Reading:
         except (PersaflError, KeyboardInterrupt):
             raise
         except BaseException as error:  # the user's code may raise anything
-            raise ModelError(f"{what}{name} fails for client {self._client} on its {self._split} data: {located(error)}") from error
+            raise ModelError(
+                f"{what}{name} fails for client {self._client} on its {self._split} data: {located(error)}"
+            ) from error
 
 
 class Mean:
@@ -259,7 +292,9 @@ class Mean:
 
 def overridden(backbone: nn.Module, hook: str) -> bool:
     """Whether a LightningModule of the user's defines a hook."""
-    return isinstance(backbone, L.LightningModule) and getattr(type(backbone), hook) is not getattr(L.LightningModule, hook)
+    return isinstance(backbone, L.LightningModule) and getattr(type(backbone), hook) is not getattr(
+        L.LightningModule, hook
+    )
 
 
 def _is_stateful(metric: Any) -> bool:

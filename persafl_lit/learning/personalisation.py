@@ -1,4 +1,5 @@
-"""Fine-tuning rules: how a client makes the shared model its own before it is evaluated. Settings only; no torch is imported."""
+"""Fine-tuning rules: how a client makes the shared model its own before it is evaluated. Settings only; no torch is
+imported."""
 
 from __future__ import annotations
 
@@ -6,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from persafl_lit.common.limits import MOST_STEPS, at_most
 from persafl_lit.errors import ConfigError
-from persafl_lit.limits import MOST_STEPS, at_most
-from persafl_lit.objectives import Maml, Moreau, Objective
+from persafl_lit.learning.objectives import Maml, Moreau, Objective
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from persafl_lit.client import ClientModule
     from persafl_lit.data.federation import Batch
+    from persafl_lit.learning.client_module import ClientModule
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,16 @@ class Finetune:
     full: ClassVar[bool] = False
     """Whether it also goes through all training data."""
 
-    def personalise(self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]) -> Tensor:
+    def personalise(
+        self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]
+    ) -> Tensor:
         return w
 
 
 @dataclass(frozen=True)
 class Sgd(Finetune):
-    """`steps` stochastic gradient steps; lr null is the run's eta. The paper's protocol, with the budget of Q local steps."""
+    """`steps` stochastic gradient steps; lr null is the run's eta. The paper's protocol, with the budget of Q local
+    steps."""
 
     steps: int = 10  # type: ignore[misc]
     """Stochastic gradient steps."""
@@ -42,7 +46,9 @@ class Sgd(Finetune):
     def __post_init__(self) -> None:
         _check(steps=self.steps, lr=self.lr)
 
-    def personalise(self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]) -> Tensor:
+    def personalise(
+        self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]
+    ) -> Tensor:
         theta = client.f.at(w)
         for batch in batches:
             theta.sub_(client.f.gradient(theta, batch), alpha=self.lr or client.eta)
@@ -61,13 +67,16 @@ class MamlStep(Finetune):
     def __post_init__(self) -> None:
         _check(alpha=self.alpha)
 
-    def personalise(self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]) -> Tensor:
+    def personalise(
+        self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]
+    ) -> Tensor:
         return w - self.alpha * client.whole_gradient(w, whole)
 
 
 @dataclass(frozen=True)
 class Prox(Finetune):
-    """theta_i(w): `inner_steps` stochastic steps on f_i(theta) + lam/2 |theta - w|^2, what the Moreau envelope optimises for."""
+    """theta_i(w): `inner_steps` stochastic steps on f_i(theta) + lam/2 |theta - w|^2, what the Moreau envelope
+    optimises for."""
 
     inner_steps: int = 10
     """Stochastic gradient steps."""
@@ -79,13 +88,18 @@ class Prox(Finetune):
     def __post_init__(self) -> None:
         _check(inner_steps=self.inner_steps, lam=self.lam, lr=self.lr)
         if self.lr is not None and self.lr >= 2 / self.lam:
-            raise ConfigError(f"eval.finetune.lr={self.lr:g} diverges with eval.finetune.lam={self.lam:g}: it must be below {2 / self.lam:g}")
+            raise ConfigError(
+                f"eval.finetune.lr={self.lr:g} diverges with eval.finetune.lam={self.lam:g}: it must be below "
+                f"{2 / self.lam:g}"
+            )
 
     @property
     def steps(self) -> int:  # type: ignore[override]
         return self.inner_steps
 
-    def personalise(self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]) -> Tensor:
+    def personalise(
+        self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]
+    ) -> Tensor:
         theta = client.f.at(w)
         lr = Moreau(lam=self.lam, inner_lr=self.lr).step_size(client.f.smoothness)
         for batch in batches:

@@ -15,7 +15,8 @@ from persafl_lit.errors import ModelError
 class Statistics:
     """The buffers `names` of a backbone, which a forward pass in training changes.
 
-    They are kept and sent as one vector of at least float32. Whole numbers (BatchNorm's `num_batches_tracked`) are rounded when they are loaded.
+    They are kept and sent as one vector of at least float32. Whole numbers (BatchNorm's `num_batches_tracked`) are
+    rounded when they are loaded.
     """
 
     def __init__(self, backbone: nn.Module, names: Collection[str]) -> None:
@@ -57,7 +58,9 @@ class Statistics:
         """From the first values, BatchNorm's become the plain mean over the batches that it sees."""
         self.load(self.start)
         layers = [
-            layer for layer in self._backbone.modules() if isinstance(layer, _BatchNorm) and any(layer.running_mean is one for one in self._own)
+            layer
+            for layer in self._backbone.modules()
+            if isinstance(layer, _BatchNorm) and any(layer.running_mean is one for one in self._own)
         ]
         momenta = [layer.momentum for layer in layers]
         try:
@@ -81,7 +84,10 @@ class Constants:
         """Refuse a model that changes them after all: results would depend on the order of jobs."""
         for name, (owner, key, tensor, version) in self._seen.items():
             if owner.get(key) is not tensor or tensor._version != version:
-                raise ModelError(f"the model changes its buffer {name!r}, which its first training step did not: change it in every one, or never")
+                raise ModelError(
+                    f"the model changes its buffer {name!r}, which its first training step did not: change it "
+                    "in every one, or never"
+                )
 
 
 def _place(backbone: nn.Module, name: str) -> tuple[dict[str, Tensor], str]:

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from persafl_lit.common.limits import MOST_LAYERS, MOST_WEIGHTS
 from persafl_lit.errors import ConfigError, closest, first_line, shown
-from persafl_lit.limits import MOST_LAYERS, MOST_WEIGHTS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,7 +44,8 @@ class _Cnn:
         depth = len(type(self).channels)  # type: ignore[misc]
         if len(self.channels) != depth or len(self.hidden) != depth - 1:
             raise ConfigError(
-                f"this network has {depth} convolutions and {depth} fully connected layers: model.channels needs {depth} values and "
+                f"this network has {depth} convolutions and {depth} fully connected layers: model.channels "
+                f"needs {depth} values and "
                 f"model.hidden {depth - 1}; got {shown(list(self.channels))} and {shown(list(self.hidden))}"
             )
         _check_sizes(channels=self.channels, hidden=self.hidden, kernel=(self.kernel,))
@@ -57,7 +58,9 @@ class _Cnn:
         from torch import nn
 
         if len(shape) != 3:
-            raise ConfigError(f"a convolutional network needs images (channels, height, width); this data has the shape {shape}")
+            raise ConfigError(
+                f"a convolutional network needs images (channels, height, width); this data has the shape {shape}"
+            )
         _check_weights(sum(a * b for a, b in itertools.pairwise((shape[0], *self.channels))) * self.kernel**2)
         layers: list[nn.Module] = []
         inside, height, width = shape
@@ -109,7 +112,9 @@ class Mlp:
     def network(self, shape: Shape, classes: int) -> nn.Module:
         from torch import nn
 
-        return _initialised(nn.Sequential(nn.Flatten(), *_dense(math.prod(shape), self.hidden, classes, self.dropout)), self.init)
+        return _initialised(
+            nn.Sequential(nn.Flatten(), *_dense(math.prod(shape), self.hidden, classes, self.dropout)), self.init
+        )
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,8 @@ class Logistic:
 
 @dataclass(frozen=True)
 class Torchvision:
-    """A classification network of torchvision, with first weights of its own and its first convolution for the data's channels."""
+    """A classification network of torchvision, with first weights of its own and its first convolution for the data's
+    channels."""
 
     arch: str = "resnet18"
     """Its name in torchvision: resnet18, mobilenet_v3_small, efficientnet_b0, vit_b_16, ..."""
@@ -139,11 +145,16 @@ class Torchvision:
         known = models.list_models(module=models)
         if self.arch not in known:
             raise ConfigError(
-                f"unknown model.arch {shown(self.arch)}; torchvision has {len(known)} classification networks.{closest(self.arch, known)}"
+                f"unknown model.arch {shown(self.arch)}; torchvision has {len(known)} classification "
+                f"networks.{closest(self.arch, known)}"
             )
         if len(shape) != 3:
-            raise ConfigError(f"model.arch={self.arch} needs images (channels, height, width); this data has the shape {shape}")
-        _check_weights(next(iter(models.get_model_weights(self.arch))).meta["num_params"] - 1000 * 1001)  # theirs are for 1000 classes
+            raise ConfigError(
+                f"model.arch={self.arch} needs images (channels, height, width); this data has the shape {shape}"
+            )
+        _check_weights(
+            next(iter(models.get_model_weights(self.arch))).meta["num_params"] - 1000 * 1001
+        )  # theirs are for 1000 classes
         more: dict[str, Any] = {}
         if self.arch in ("googlenet", "inception_v3"):
             more = {"aux_logits": False, "init_weights": True}
@@ -160,7 +171,10 @@ class Torchvision:
             with torch.no_grad():
                 network.eval()(torch.zeros(2, *shape))
         except Exception as error:  # torchvision and its layers raise many types; each is about the shape
-            raise ConfigError(f"model.arch={self.arch} cannot take images of {'x'.join(map(str, shape[1:]))} pixels: {first_line(error)}") from error
+            raise ConfigError(
+                f"model.arch={self.arch} cannot take images of {'x'.join(map(str, shape[1:]))} pixels: "
+                f"{first_line(error)}"
+            ) from error
         return network.train(training)
 
 
@@ -179,13 +193,21 @@ class Custom:
     """What its constructor takes: `model.args.width=64`."""
 
 
-MODELS = {"cnn2": Cnn2, "cnn3": Cnn3, "mlp": Mlp, "logistic": Logistic, "torchvision": Torchvision, "point": Point, "custom": Custom}
+MODELS = {
+    "cnn2": Cnn2,
+    "cnn3": Cnn3,
+    "mlp": Mlp,
+    "logistic": Logistic,
+    "torchvision": Torchvision,
+    "point": Point,
+    "custom": Custom,
+}
 
 
 def _dense(inside: int, hidden: tuple[int, ...], classes: int, dropout: float) -> list[nn.Module]:
     from torch import nn
 
-    from persafl_lit.dropout import Dropout
+    from persafl_lit.models.dropout import Dropout
 
     _check_weights(sum(a * b for a, b in itertools.pairwise((inside, *hidden, classes))))
     layers: list[nn.Module] = []
@@ -201,7 +223,12 @@ def _take_channels(network: nn.Module, channels: int) -> None:
 
     name, first = next((name, layer) for name, layer in network.named_modules() if isinstance(layer, nn.Conv2d))
     if first.in_channels != channels:
-        sides: Any = {"stride": first.stride, "padding": first.padding, "dilation": first.dilation, "bias": first.bias is not None}
+        sides: Any = {
+            "stride": first.stride,
+            "padding": first.padding,
+            "dilation": first.dilation,
+            "bias": first.bias is not None,
+        }
         network.set_submodule(name, nn.Conv2d(channels, first.out_channels, first.kernel_size, **sides))  # type: ignore[arg-type]
     if getattr(network, "transform_input", False):
         network.transform_input = False  # type: ignore[assignment]  # which is for three channels
@@ -229,7 +256,9 @@ def _initialised(network: nn.Module, init: str) -> nn.Module:
 def _check_sizes(**sizes: tuple[int, ...]) -> None:
     for name, values in sizes.items():
         if any(value < 1 for value in values):
-            raise ConfigError(f"model.{name} must be >= 1; got {shown(list(values) if len(values) != 1 else values[0])}")
+            raise ConfigError(
+                f"model.{name} must be >= 1; got {shown(list(values) if len(values) != 1 else values[0])}"
+            )
         if len(values) > MOST_LAYERS:
             raise ConfigError(f"model.{name} must have at most {MOST_LAYERS} values; got {len(values)}")
 
@@ -237,7 +266,10 @@ def _check_sizes(**sizes: tuple[int, ...]) -> None:
 def _check_weights(count: int) -> None:
     """Before torch allocates them."""
     if count > MOST_WEIGHTS:
-        raise ConfigError(f"this network would have {count:,} weights or more, beyond the {MOST_WEIGHTS:,} that are trained; make it smaller")
+        raise ConfigError(
+            f"this network would have {count:,} weights or more, beyond the {MOST_WEIGHTS:,} that are "
+            "trained; make it smaller"
+        )
 
 
 def _check_dropout(dropout: float) -> None:

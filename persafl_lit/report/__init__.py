@@ -12,16 +12,21 @@ if TYPE_CHECKING:
 __all__ = ["write_report"]
 
 
-def write_report(records: Sequence[Record], title: str, folder: Path, levels: Sequence[float] = (), against: str | None = None) -> list[Path]:
-    """Write report.html, report.md, the tables (CSV, LaTeX) and the figures (PNG, SVG) into `folder`; gives their paths.
+def write_report(
+    records: Sequence[Record], title: str, folder: Path, levels: Sequence[float] = (), against: str | None = None
+) -> list[Path]:
+    """Write report.html, report.md, the tables (CSV, LaTeX) and the figures (PNG, SVG) into `folder`; gives their
+    paths.
 
-    Whatever the records lack, the report says so. `levels` are the scores whose times are compared; without any it chooses some.
-    `against` is the method that others are compared with; without it differences are to the best on validation data, times to FedAvg's.
+    Whatever the records lack, the report says so. `levels` are the scores whose times are compared; without any it
+    chooses some. `against` is the method that others are compared with; without it differences are to the best on
+    validation data, times to FedAvg's.
     """
+    from persafl_lit.common.atomic_file import write_text_atomically
+    from persafl_lit.report.chart import with_others
     from persafl_lit.report.content import content_of
-    from persafl_lit.report.figures import draw_chart, draw_schedules
+    from persafl_lit.report.matplotlib_figures import draw_chart, draw_schedules
     from persafl_lit.report.page import html_page, markdown_page
-    from persafl_lit.report.series import with_others
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -36,7 +41,11 @@ def write_report(records: Sequence[Record], title: str, folder: Path, levels: Se
             figures += files
             if files:
                 schedules[part.suffix] = (files[0], caption)
-    texts = {"report.html": html_page(content, schedules), "report.md": markdown_page(content, schedules), **content.files}
+    texts = {
+        "report.html": html_page(content, schedules),
+        "report.md": markdown_page(content, schedules),
+        **content.files,
+    }
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8", errors="replace")
+        write_text_atomically(folder / name, text)
     return [*(folder / name for name in texts), *figures]

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from persafl_lit.report.keys import Setting, setting_of, task_of, varied_keys
+from persafl_lit.learning.metric_names import SIGNS
+from persafl_lit.report.config_keys import Setting, setting_of, task_of, varied_keys
 from persafl_lit.report.palette import Style, style_of
 from persafl_lit.report.record import Record, model_changed
-from persafl_lit.settings import SIGNS
 
 UNKNOWN = "(unknown)"
 CONFIDENCE = 0.95
@@ -34,8 +34,13 @@ class Spread(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % confidence interval of the mean, mean -+ t(0.975; n - 1) std / sqrt(n) with Student's t; nan for fewer than two seeds."""
-        half = float(stdtrit(self.seeds - 1, (1 + CONFIDENCE) / 2)) * self.std / math.sqrt(self.seeds) if self.seeds > 1 else math.nan
+        """The 95 % confidence interval of the mean, mean -+ t(0.975; n - 1) std / sqrt(n) with Student's t; nan for
+        fewer than two seeds."""
+        half = (
+            float(stdtrit(self.seeds - 1, (1 + CONFIDENCE) / 2)) * self.std / math.sqrt(self.seeds)
+            if self.seeds > 1
+            else math.nan
+        )
         return self.mean - half, self.mean + half
 
 
@@ -51,7 +56,7 @@ class Measure:
 
     kind: str
     sign: int
-    """+1 if higher is better, -1 if lower."""
+    """+1 if higher is better, -1 if lower, 0 if unknown: such a metric is only ever shown."""
 
     @property
     def val(self) -> str:
@@ -79,7 +84,8 @@ def as_float(value: Any) -> float:
 
 
 def method_of(record: Record) -> str:
-    """Its name, with what the run was found by where there are several targets: there the same method may be tried twice."""
+    """Its name, with what the run was found by where there are several targets: there the same method may be tried
+    twice."""
     return f"{plain_method(record)} ({record.target})" if record.target else plain_method(record)
 
 
@@ -187,16 +193,35 @@ class Task:
     against: str | None = None
     """The method that others are compared with, if one is asked for."""
 
+    @property
+    def further(self) -> list[Measure]:
+        """What the chosen runs have beside what the task is judged by: other metrics, by name, and loss where one of
+        them is it."""
+        runs = [record for trials in self.trials.values() for trial in trials for record in trial.runs]
+        names = sorted({name for record in runs for name in further_names(record)} - {self.measure.kind})
+        shown = [_further(runs, name) or Measure(name, 0) for name in names]
+        shown += [LOSS] if self.measure not in (ACCURACY, LOSS) else []
+        return [measure for measure in shown if any(math.isfinite(final(record, measure.test)) for record in runs)]
+
     def reference(self, otherwise: str | None) -> Trial | None:
-        """What others are compared with: what was asked for, else this method, else the best on validation data; None if it is not here."""
+        """What others are compared with: what was asked for, else this method, else the best on validation data; None
+        if it is not here. Of a method that several targets have, it is the first target's, unless `METHOD (TARGET)`
+        says which."""
         if (name := self.against or otherwise) is None:
             return self.chosen[0] if self.chosen and self.chosen[0].score.seeds else None
-        return next((trial for trial in self.chosen if trial.is_called(name)), None)
+        called = [trial for trial in self.chosen if trial.is_called(name)]
+        return min(called, key=lambda trial: (trial.method != name, trial.runs[0].target_number), default=None)
 
     @property
     def unchanged(self) -> dict[str, int]:
         """Per method, finished runs whose model never changed: they are no results."""
-        return dict(Counter(method_of(record) for record in self.records if record.status == "FINISHED" and not model_changed(record.summary)))
+        return dict(
+            Counter(
+                method_of(record)
+                for record in self.records
+                if record.status == "FINISHED" and not model_changed(record.summary)
+            )
+        )
 
     @property
     def chosen(self) -> list[Trial]:
@@ -226,7 +251,8 @@ def best(trials: Sequence[Trial]) -> Trial:
 
 
 def common_seeds(trials: Sequence[Trial]) -> tuple[str, ...]:
-    """The seeds that every one of these settings has finished: what can be compared fairly. In two stages that is the first seed."""
+    """The seeds that every one of these settings has finished: what can be compared fairly. In two stages that is the
+    first seed."""
     return tuple(seed for seed in trials[0].seeds if all(seed in trial.seeds for trial in trials))
 
 
@@ -241,7 +267,8 @@ def seeds_text(seeds: Sequence[str]) -> str:
 
 
 def tasks_of(records: Sequence[Record], levels: Sequence[float] = (), against: str | None = None) -> list[Task]:
-    """Records sorted by task, in the order in which tasks first appear. Records that do not know their method are left out."""
+    """Records sorted by task, in the order in which tasks first appear. Records that do not know their method are left
+    out."""
     groups: dict[Setting, list[Record]] = {}
     for record in records:
         if plain_method(record) != UNKNOWN:
@@ -257,20 +284,28 @@ def _task(values: Setting, records: Sequence[Record], levels: Sequence[float], a
         by_method.setdefault(method_of(record), []).append(record)
     # A method of several targets has the keys in which any of them differ: they tell its settings apart.
     named = {method: plain_method(runs[0]) for method, runs in by_method.items()}
-    keys = {method: varied_keys([record for record in records if plain_method(record) == name]) for method, name in named.items()}
+    keys = {
+        method: varied_keys([record for record in records if plain_method(record) == name])
+        for method, name in named.items()
+    }
     trials = {method: _trials(method, runs, keys[method], measure, select) for method, runs in by_method.items()}
     tried = {method: found for method, found in trials.items() if found}
     return Task(values, measure, select, tuple(records), keys, tried, tuple(levels), against)
 
 
 def _measure(records: Sequence[Record]) -> Measure:
-    """Accuracy if it can be both selected on and reported, or if loss could be neither."""
+    """Accuracy if it can be both selected on and reported, or if loss could be neither. Without accuracy, what the
+    runs' sweep chooses by, or loss."""
 
     def known(name: str) -> bool:
         return any(record.status == "FINISHED" and math.isfinite(final(record, name)) for record in records)
 
     selectable = known(ACCURACY.val) or not known(LOSS.val)
-    return ACCURACY if (known(ACCURACY.test) and selectable) or not known(LOSS.test) else LOSS
+    if (known(ACCURACY.test) and selectable) or not known(LOSS.test):
+        return ACCURACY
+    wanted = wanted_metrics(records)
+    further = _further(records, wanted[0].removesuffix(".val")) if len(wanted) == 1 else None
+    return further if further is not None and known(further.val) and known(further.test) else LOSS
 
 
 def wanted_metrics(records: Sequence[Record]) -> list[str]:
@@ -281,15 +316,26 @@ def wanted_metrics(records: Sequence[Record]) -> list[str]:
 def _select(records: Sequence[Record], measure: Measure) -> Measure:
     """What the runs' sweep chooses by, if they agree and every finished run has it; else what is reported."""
     wanted = wanted_metrics(records)
-    select = SELECTABLE.get(wanted[0]) or _further(records, wanted[0].removesuffix(".val")) or measure if len(wanted) == 1 else measure
+    select = (
+        SELECTABLE.get(wanted[0]) or _further(records, wanted[0].removesuffix(".val")) or measure
+        if len(wanted) == 1
+        else measure
+    )
     known = all(math.isfinite(final(record, select.val)) for record in records if usable(record, measure))
     return select if known else measure
 
 
 def _further(records: Sequence[Record], name: str) -> Measure | None:
     """A metric beside accuracy and loss, if the runs say which of its values are better."""
-    told = {str(((record.summary or {}).get("metrics") or {}).get(name, {}).get("direction")) for record in records}
+    told = {str(further_names(record).get(name)) for record in records}
     return Measure(name, SIGNS[direction]) if (direction := next(iter(told & set(SIGNS)), None)) else None
+
+
+def further_names(record: Record) -> dict[str, Any]:
+    """Metrics beside accuracy and loss, each with its direction if that is known: higher or lower."""
+    told = (record.summary or {}).get("metrics")
+    metrics = told.items() if isinstance(told, Mapping) else ()
+    return {str(name): about.get("direction") for name, about in metrics if isinstance(about, Mapping)}
 
 
 def usable(record: Record, measure: Measure) -> bool:
@@ -297,7 +343,9 @@ def usable(record: Record, measure: Measure) -> bool:
     return record.status == "FINISHED" and math.isfinite(final(record, measure.test)) and model_changed(record.summary)
 
 
-def _trials(method: str, records: Sequence[Record], keys: Sequence[str], measure: Measure, select: Measure) -> list[Trial]:
+def _trials(
+    method: str, records: Sequence[Record], keys: Sequence[str], measure: Measure, select: Measure
+) -> list[Trial]:
     groups: dict[Setting, list[Record]] = {}
     for record in records:
         groups.setdefault(setting_of(record, keys), []).append(record)

@@ -47,7 +47,12 @@ class Chart:
     unit: str = ""
     """Of x, written with k, M, G."""
     others: tuple[tuple[str, Chart], ...] = ()
-    """The same against other things than x, each with the end of its file's name: a figure of its own, and a switch on the page."""
+    """The same against other things than x, or of other metrics, each with the end of its file's name: a figure of its
+    own, and a switch on the page."""
+    switch: str = "against"
+    """What the switch is about."""
+    choice: str = ""
+    """What the switch calls this one: what it is against, unless told."""
 
     def bar_offset(self, index: int) -> float:
         """Of the middle of a series' bars from their x."""
@@ -79,11 +84,14 @@ class Heat:
 
 
 def with_others(charts: Sequence[tuple[str, Chart | Heat]]) -> list[tuple[str, Chart | Heat]]:
-    """Every chart with the stem of its files, and after it those that are the same against other things."""
+    """Every chart with the stem of its files, and after it those that it can be switched to. One that has a name of its
+    own is called by it."""
     drawn: list[tuple[str, Chart | Heat]] = []
     for stem, chart in charts:
         drawn.append((stem, chart))
-        drawn += [(f"{stem}_{name}", other) for name, other in (chart.others if isinstance(chart, Chart) else ())]
+        for name, other in chart.others if isinstance(chart, Chart) else ():
+            own = f"{file_stem(other.name)}{stem.removeprefix(file_stem(chart.name))}"
+            drawn.append((f"{stem}_{name}" if other.name == chart.name else own, other))
     return drawn
 
 

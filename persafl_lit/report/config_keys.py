@@ -11,7 +11,18 @@ from persafl_lit.report.record import Record
 Setting = tuple[tuple[str, str], ...]
 """(key, value as text) pairs; text, so that lists compare and 25 read back as 25.0 is the same setting."""
 
-NEUTRAL = ("seed", "method.name", "executor", "workers", "accelerator", "devices", "derivatives", "allow_code", "eval.every", "eval.beside")
+NEUTRAL = (
+    "seed",
+    "method.name",
+    "executor",
+    "workers",
+    "accelerator",
+    "devices",
+    "derivatives",
+    "allow_code",
+    "eval.every",
+    "eval.beside",
+)
 NEUTRAL_GROUPS = ("tracking", "checkpoint", "loggers")
 TASK = ("clients", "horizon", "updates", "schedule.path")
 TASK_GROUPS = ("data", "model", "delays", "eval")
@@ -75,7 +86,11 @@ def setting_text(setting: Setting) -> str:
 def differing(tasks: Sequence[Setting]) -> list[str]:
     """The keys by which tasks differ."""
     values = [dict(task) for task in tasks]
-    return [key for key in sorted({key for task in values for key in task}) if len({task.get(key, NONE) for task in values}) > 1]
+    return [
+        key
+        for key in sorted({key for task in values for key in task})
+        if len({task.get(key, NONE) for task in values}) > 1
+    ]
 
 
 def finetune_text(config: Mapping[str, Any]) -> str:

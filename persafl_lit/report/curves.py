@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from persafl_lit.report.aggregate import Measure, Trial, as_float, column, in_summary
-from persafl_lit.report.keys import NONE, text_of
+from persafl_lit.report.config_keys import NONE, text_of
 from persafl_lit.report.record import Record
 
 SHARES = (0.5, 0.8, 0.95)
@@ -69,7 +69,9 @@ def along(record: Record, axis: Axis) -> np.ndarray:
     if not len(updates) or not math.isfinite(total):
         return np.empty(0)
     sent, timeline = updates, record.timeline
-    if in_summary(record, "dropped") > 0 and timeline is not None and timeline.activity is not None:  # a dropped update was sent, too
+    if (
+        in_summary(record, "dropped") > 0 and timeline is not None and timeline.activity is not None
+    ):  # a dropped update was sent, too
         moments = zip(column(record, "sim_time").tolist(), updates.tolist(), strict=True)
         sent = np.array([count + timeline.until(time, int(count)).dropped for time, count in moments])
     return total * sent / max(float(sent[-1]), 1.0)
@@ -103,7 +105,8 @@ def mean_curve(trial: Trial, name: str, axis: Axis = TIME) -> MeanCurve | None:
 
 
 def thinned_from(record: Record) -> int | None:
-    """How many evaluations the run would have had if its evaluation budget had allowed them; None if it did. Runs of 0.1 tell by their config."""
+    """How many evaluations the run would have had if its evaluation budget had allowed them; None if it did. Runs of
+    0.1 tell by their config."""
     if isinstance((record.summary or {}).get("evaluations"), dict):
         told = in_summary(record, "evaluations", "thinned_from")
         return int(told) if math.isfinite(told) else None
@@ -115,7 +118,8 @@ def thinned_from(record: Record) -> int | None:
 
 
 class Reached(NamedTuple):
-    """A level was not reached at the evaluation at time `after`, but at that at `by`. Both are the start for one that is there from the start."""
+    """A level was not reached at the evaluation at time `after`, but at that at `by`. Both are the start for one that
+    is there from the start."""
 
     after: float
     by: float
@@ -131,11 +135,15 @@ def time_to_reach(curve: MeanCurve, level: float, sign: int = 1) -> Reached | No
         return None
     i = int(good[0])
     after, by = curve.x[max(i - 1, 0)], curve.x[i]
-    return Reached(min(float(grid[grid <= after][-1]) for grid in curve.grids), max(float(grid[grid >= by][0]) for grid in curve.grids))
+    return Reached(
+        min(float(grid[grid <= after][-1]) for grid in curve.grids),
+        max(float(grid[grid >= by][0]) for grid in curve.grids),
+    )
 
 
 def speed_up(reference: Reached | None, own: Reached | None) -> tuple[float, float] | None:
-    """The least and the most by which `own` can have been sooner; None where one never arrives or is there from the start."""
+    """The least and the most by which `own` can have been sooner; None where one never arrives or is there from the
+    start."""
     if reference is None or own is None or reference.by <= reference.after or own.by <= own.after:
         return None
     return reference.after / own.by, reference.by / own.after if own.after > 0 else math.inf
@@ -148,7 +156,8 @@ def untrained_and_best(curves: Sequence[MeanCurve], sign: int) -> tuple[float, f
 
 
 def halfway(curves: Sequence[MeanCurve], sign: int) -> float:
-    """Between the untrained model's score and the best method's. Below it times say little about training, and are not compared."""
+    """Between the untrained model's score and the best method's. Below it times say little about training, and are not
+    compared."""
     start, end = untrained_and_best(curves, sign)
     return (start + end) / 2
 

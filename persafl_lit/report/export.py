@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from persafl_lit.report.aggregate import method_of, seed_of
-from persafl_lit.report.keys import is_neutral, text_of
-from persafl_lit.report.record import Record
-from persafl_lit.report.tables import to_csv
+from persafl_lit.common.csv_table import to_csv
+from persafl_lit.learning.metric_names import MEASURED
+from persafl_lit.report.aggregate import plain_method, seed_of
+from persafl_lit.report.config_keys import is_neutral, text_of
+from persafl_lit.report.record import Record, note_of
 
 IDENTITY = ("method", "seed", "status", "trial")
 RESULTS = ("sim_time", "updates", "versions", "grad_evals", "accuracy.val", "accuracy.test")
@@ -26,27 +27,56 @@ CURVES = (
 )
 
 
+AGGREGATES = ("val", "test", "std", "worst_decile", "global", "weighted", "median", "gap")
+"""Of a metric beside accuracy and loss, `metrics.f1.val`: the columns metrics_f1_val, ..., metrics_f1_direction."""
+
+
 def column_of(key: str) -> str:
     return key.replace(".", "_")
 
 
+def key_of(metric: str) -> str:
+    """Where a summary has a metric that settings are chosen by: accuracy.val, metrics.f1.val."""
+    return metric if metric.partition(".")[0] in MEASURED else f"metrics.{metric}"
+
+
 def runs_csv(records: Sequence[Record]) -> str:
-    """One row per run, finished or not; results only of finished ones. Floats read back to the same bits."""
+    """One row per run, finished or not; results only of finished ones. Floats read back to the same bits. Where runs
+    were found by several targets, a column says by which."""
     fixed = {*IDENTITY, *map(column_of, (*RESULTS, *COSTS, *FURTHER))}
     varied = {key: f"config.{key}" if key in fixed else key for key in _varied(records)}
     scores = sorted({key for record in records for key in _further_scores(record)})
+    targets = any(record.target for record in records)
     rows = []
     for record in _ordered(records):
         row = _identity(record) | {"status": record.status, "version": record.version, "commit": record.commit}
         row |= {column_of(key): _in_summary(record, key) for key in (*RESULTS, *COSTS, *FURTHER, *scores)}
-        row |= {"error": record.error, "run_id": record.run_id}
+        row |= {"error": record.error, "note": note_of(record), "run_id": record.run_id}
+        row |= {"target": record.target} if targets else {}
         rows.append(row | {name: _cell(record.config[key]) for key, name in varied.items() if key in record.config})
     summary = map(column_of, (*FURTHER, *scores))
-    return to_csv(rows, [*IDENTITY, *map(column_of, RESULTS), COSTS[0], "version", COSTS[1], *summary, "commit", "error", "run_id", *varied.values()])
+    return to_csv(
+        rows,
+        [
+            *IDENTITY,
+            *map(column_of, RESULTS),
+            COSTS[0],
+            "version",
+            COSTS[1],
+            *summary,
+            "commit",
+            "error",
+            "note",
+            "run_id",
+            *(["target"] if targets else []),
+            *varied.values(),
+        ],
+    )
 
 
 def curves_csv(records: Sequence[Record]) -> str:
-    """One row per evaluation of every run, in order; other metrics that a run's evaluations have follow the usual ones."""
+    """One row per evaluation of every run, in order; other metrics that a run's evaluations have follow the usual
+    ones."""
     rows = []
     for record in _ordered(records):
         points = len(record.curves.get("sim_time") or [])
@@ -59,11 +89,13 @@ def curves_csv(records: Sequence[Record]) -> str:
 
 
 def _ordered(records: Iterable[Record]) -> list[Record]:
-    return sorted(records, key=lambda record: (method_of(record), str(seed_of(record)).zfill(20), record.trial, record.run_id))
+    return sorted(
+        records, key=lambda record: (plain_method(record), str(seed_of(record)).zfill(20), record.trial, record.run_id)
+    )
 
 
 def _identity(record: Record) -> dict[str, Any]:
-    return {"method": method_of(record), "seed": seed_of(record), "trial": record.trial}
+    return {"method": plain_method(record), "seed": seed_of(record), "trial": record.trial}
 
 
 def _in_summary(record: Record, key: str) -> Any:
@@ -76,18 +108,22 @@ def _in_summary(record: Record, key: str) -> Any:
 
 
 def _further_scores(record: Record) -> list[str]:
-    """Of the end, by further fine-tuning rules and of held-out clients, where there are any."""
+    """Of the end, by further fine-tuning rules, of held-out clients and of further metrics, where there are any."""
     rules = _in_summary(record, "beside")
     groups = [*(f"beside.{rule}" for rule in rules or ()), "holdout.accuracy"]
-    groups += [f"metrics.{name}" for name in _in_summary(record, "metrics") or ()]
-    return [key for group in groups for key in (f"{group}.val", f"{group}.test") if _in_summary(record, key) is not None]
+    keys = [f"{group}.{split}" for group in groups for split in ("val", "test")]
+    metrics = _in_summary(record, "metrics") or ()
+    keys += [f"metrics.{name}.{about}" for name in metrics for about in (*AGGREGATES, "direction")]
+    return [key for key in keys if _in_summary(record, key) is not None]
 
 
 def _varied(records: Sequence[Record]) -> list[str]:
-    """Keys that differ between the runs; those of the method and its schedule only if they differ between runs of one method."""
-    methods = {method_of(record) for record in records}
+    """Keys that differ between the runs; those of the method and its schedule only if they differ between runs of one
+    method."""
+    methods = {plain_method(record) for record in records}
     found = set(_differing(records))
-    own = {key for method in methods for key in _differing([record for record in records if method_of(record) == method])}
+    by_method = [[record for record in records if plain_method(record) == method] for method in methods]
+    own = {key for runs in by_method for key in _differing(runs)}
     return sorted(key for key in found if key in own or key.split(".")[0] not in ("method", "schedule"))
 
 

@@ -26,10 +26,25 @@ def draw_labels(counts: np.ndarray, title: str, file: Any, holdout: int = 0, for
         axes.set_yticks(range(clients))
         dark = counts < 0.6 * counts.max()
         for client, kind in zip(*np.nonzero(counts), strict=True):
-            axes.text(kind, client, counts[client, kind], ha="center", va="center", fontsize=7, color="white" if dark[client, kind] else "black")
+            axes.text(
+                kind,
+                client,
+                counts[client, kind],
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white" if dark[client, kind] else "black",
+            )
     if holdout:
         axes.axhline(clients - holdout - 0.5, color="#D55E00", linewidth=2)
-        axes.annotate("never train", (classes - 0.5, clients - holdout - 0.5), ha="right", va="bottom", color="#D55E00", fontsize=8)
+        axes.annotate(
+            "never train",
+            (classes - 0.5, clients - holdout - 0.5),
+            ha="right",
+            va="bottom",
+            color="#D55E00",
+            fontsize=8,
+        )
     figure.colorbar(image, label="samples")
     figure.savefig(file, dpi=150, format=format)
     plt.close(figure)

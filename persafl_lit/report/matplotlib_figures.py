@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from persafl_lit.report.aggregate import Task
+from persafl_lit.report.chart import Chart, Heat, Series, short
 from persafl_lit.report.palette import Style
-from persafl_lit.report.schedules import SHOWN_CLIENTS, beginning, buffer_of, early_window, schedules_of, usable_timeline
-from persafl_lit.report.series import Chart, Heat, Series, short
+from persafl_lit.report.schedules import (
+    SHOWN_CLIENTS,
+    beginning,
+    buffer_of,
+    early_window,
+    schedules_of,
+    usable_timeline,
+)
 from persafl_lit.timeline import Timeline
 from persafl_lit.timeline.drawing import draw
 
@@ -25,7 +32,13 @@ FORMATS = ("png", "svg")
 MOST_PANELS = 3
 # Fixed ids and no date: the same runs give the same files.
 SAME = {"svg.hashsalt": "persafl"}
-LOOK = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.color": "#E5E5E5"}
+LOOK = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E5E5E5",
+}
 LOOK |= {"font.size": 9, "axes.titlesize": 10}
 
 
@@ -58,9 +71,13 @@ def draw_schedules(task: Task, folder: Path, stem: str) -> tuple[list[Path], str
         for file in files:
             draw(panels, file, int(steps) if phases and isinstance(steps, int) else 1)
     shown = min(SHOWN_CLIENTS, max(timeline.clients for timeline in timelines))
-    caption = f"The first {shown} clients until time {window:.3g}, one seed; the active share below is of these clients."
+    caption = (
+        f"The first {shown} clients until time {window:.3g}, one seed; the active share below is of these clients."
+    )
     if not phases:
-        caption += " Recorded timelines know only when a model was read and its update applied: a visit is drawn as one bar."
+        caption += (
+            " Recorded timelines know only when a model was read and its update applied: a visit is drawn as one bar."
+        )
     return files, caption
 
 
@@ -88,7 +105,13 @@ def _axes(plt: Any, chart: Chart) -> Figure:
     bars = chart.kind == "bars"
     for index, series in enumerate(chart.series):
         if bars:
-            axes.bar(np.array(series.x) + chart.bar_offset(index), series.y, width=chart.bar_size, color=series.style.colour, label=_label(series))
+            axes.bar(
+                np.array(series.x) + chart.bar_offset(index),
+                series.y,
+                width=chart.bar_size,
+                color=series.style.colour,
+                label=_label(series),
+            )
         else:
             _line(axes, chart, series)
     axes.set(xlabel=_plain(chart.x_label), ylabel=_plain(chart.y_label), title=_plain(chart.title))
@@ -112,7 +135,11 @@ def _axes(plt: Any, chart: Chart) -> Figure:
 def _line(axes: Axes, chart: Chart, series: Series) -> None:
     x, y, style = np.array(series.x), np.array(series.y), series.style
     look: dict[str, Any] = {"color": style.colour, "linestyle": style.dash, "linewidth": 1.6, "label": _label(series)}
-    look |= {"marker": _marker(style, len(x)), "markersize": 5, "markerfacecolor": "white" if series.hollow else style.colour}
+    look |= {
+        "marker": _marker(style, len(x)),
+        "markersize": 5,
+        "markerfacecolor": "white" if series.hollow else style.colour,
+    }
     spread = None if series.spread is None else np.nan_to_num(np.array(series.spread))
     if spread is not None and chart.spread_as == "bars" and spread.any():
         axes.errorbar(x, y, yerr=spread, capsize=3, elinewidth=1, **look)
@@ -127,10 +154,21 @@ def _panels(plt: Any, chart: Chart) -> Figure:
     columns = min(4, len(chart.series))
     rows = math.ceil(len(chart.series) / columns)
     figure, grid = plt.subplots(
-        rows, columns, figsize=(max(4.8, 2.4 * columns), 0.6 + 2.3 * rows), squeeze=False, sharex=True, sharey=True, layout="constrained"
+        rows,
+        columns,
+        figsize=(max(4.8, 2.4 * columns), 0.6 + 2.3 * rows),
+        squeeze=False,
+        sharex=True,
+        sharey=True,
+        layout="constrained",
     )
     for axes, series in zip(grid.flat, chart.series, strict=False):
-        look: dict[str, Any] = {"facecolors": "none", "edgecolors": series.style.colour, "marker": series.style.marker, "linewidths": 0.9}
+        look: dict[str, Any] = {
+            "facecolors": "none",
+            "edgecolors": series.style.colour,
+            "marker": series.style.marker,
+            "linewidths": 0.9,
+        }
         axes.scatter(series.x, series.y, s=16, alpha=0.7, **look)
         axes.set_title(_plain(series.label), fontsize=9)
         axes.tick_params(labelbottom=True)
@@ -153,9 +191,13 @@ def _heat(plt: Any, heat: Heat) -> Figure:
     for (row, column), value in np.ndenumerate(values):
         if math.isfinite(value):
             bright = image.norm(value) > 0.55 if heat.sign > 0 else image.norm(value) < 0.45
-            axes.text(column, row, f"{value:.3f}", ha="center", va="center", fontsize=8, color="black" if bright else "white")
+            axes.text(
+                column, row, f"{value:.3f}", ha="center", va="center", fontsize=8, color="black" if bright else "white"
+            )
     row, column = heat.marked
-    axes.add_patch(plt.Rectangle((column - 0.47, row - 0.47), 0.94, 0.94, fill=False, edgecolor="#D55E00", linewidth=2.5))
+    axes.add_patch(
+        plt.Rectangle((column - 0.47, row - 0.47), 0.94, 0.94, fill=False, edgecolor="#D55E00", linewidth=2.5)
+    )
     figure.colorbar(image, label=heat.metric)
     return figure  # type: ignore[no-any-return]
 
@@ -166,7 +208,9 @@ def _marker(style: Style, points: int) -> str:
 
 def _label(series: Series) -> str:
     text = _plain(series.label) if series.in_legend else "_nolegend_"
-    return f" {text}" if series.in_legend and text.startswith("_") else text  # matplotlib hides labels that begin with _
+    return (
+        f" {text}" if series.in_legend and text.startswith("_") else text
+    )  # matplotlib hides labels that begin with _
 
 
 def _long(series: Sequence[Series]) -> bool:

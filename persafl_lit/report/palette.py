@@ -5,12 +5,31 @@ from __future__ import annotations
 import hashlib
 from typing import NamedTuple
 
-# Okabe and Ito's colours: distinct for every kind of colour vision. Their yellow is left out (unreadable on white) for a grey.
-BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE, GREY = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#8C8C8C")
+# Okabe and Ito's colours: distinct for every kind of colour vision. Their yellow is left out (unreadable on white) for
+# a grey.
+BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE, GREY = (
+    "#000000",
+    "#E69F00",
+    "#56B4E9",
+    "#009E73",
+    "#0072B2",
+    "#D55E00",
+    "#CC79A7",
+    "#8C8C8C",
+)
 COLOURS = (BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE, GREY)
 
 # The same shape in both libraries. Known methods never use the strangers' markers.
-PLOTLY_MARKERS = {"o": "circle", "s": "square", "D": "diamond", "^": "triangle-up", "v": "triangle-down", "X": "x", "P": "cross", "*": "star"}
+PLOTLY_MARKERS = {
+    "o": "circle",
+    "s": "square",
+    "D": "diamond",
+    "^": "triangle-up",
+    "v": "triangle-down",
+    "X": "x",
+    "P": "cross",
+    "*": "star",
+}
 STRANGER_MARKERS = {"p": "pentagon", "h": "hexagon2", "<": "triangle-left", ">": "triangle-right", "8": "octagon"}
 PLOTLY_MARKERS |= STRANGER_MARKERS
 DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
@@ -45,7 +64,8 @@ KNOWN = {
 
 
 def style_of(method: str, turn: int = 0) -> Style:
-    """A known method's style, or one that follows from the name alone; the same again, in another `turn`, has another dash."""
+    """A known method's style, or one that follows from the name alone; the same again, in another `turn`, has another
+    dash."""
     if turn:
         style, dashes = style_of(method), list(DASHES)
         return style._replace(dash=dashes[(dashes.index(style.dash) + turn) % len(dashes)])
@@ -60,7 +80,10 @@ def value_style(index: int, count: int) -> Style:
     """Of the values of a key, in their order: from dark to light."""
     place = index / max(count - 1, 1) * (len(RAMP) - 1)
     low = min(int(place), len(RAMP) - 2)
-    mixed = [round((1 - place + low) * int(RAMP[low][i : i + 2], 16) + (place - low) * int(RAMP[low + 1][i : i + 2], 16)) for i in (1, 3, 5)]
+    mixed = [
+        round((1 - place + low) * int(RAMP[low][i : i + 2], 16) + (place - low) * int(RAMP[low + 1][i : i + 2], 16))
+        for i in (1, 3, 5)
+    ]
     return Style("#" + "".join(f"{part:02X}" for part in mixed), list(PLOTLY_MARKERS)[index % len(PLOTLY_MARKERS)])
 
 

@@ -9,21 +9,34 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from persafl_lit.report.chart import Chart, Heat, Series, short
 from persafl_lit.report.palette import DASHES, PLOTLY_MARKERS, Style
-from persafl_lit.report.series import Chart, Heat, Series, short
 
 LEGEND_WIDTH, NOTE_WIDTH = 28, 50
-FONT = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif", "size": 13, "color": "#222222"}
-GRID = {"gridcolor": "#E5E5E5", "linecolor": "#888888", "zeroline": False, "automargin": True, "ticks": "outside", "tickcolor": "#888888"}
+FONT = {
+    "family": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
+    "size": 13,
+    "color": "#222222",
+}
+GRID = {
+    "gridcolor": "#E5E5E5",
+    "linecolor": "#888888",
+    "zeroline": False,
+    "automargin": True,
+    "ticks": "outside",
+    "tickcolor": "#888888",
+}
 
 
 def label_text(text: str) -> str:
-    """A label that plotly shows as it is. Quotes stay: plotly does not know &quot;. Dollars would be taken for mathematics."""
+    """A label that plotly shows as it is. Quotes stay: plotly does not know &quot;. Dollars would be taken for
+    mathematics."""
     return html.escape(short(text), quote=False).replace("$", "&#36;")
 
 
 def block_text(text: str, width: int) -> str:
-    """The same in lines of about `width` characters, for legends and notes; a long word stays whole, an endless one is cut."""
+    """The same in lines of about `width` characters, for legends and notes; a long word stays whole, an endless one is
+    cut."""
     lines = [line for paragraph in text.split("\n") for line in textwrap.wrap(paragraph, width, break_long_words=False)]
     return "<br>".join(label_text(line) for line in lines)
 
@@ -49,13 +62,22 @@ def _chart(chart: Chart) -> dict[str, Any]:
     if chart.unit:
         x_axis |= {"tickformat": "~s", "ticksuffix": label_text(chart.unit)}
     if chart.ticks:
-        x_axis |= {"tickmode": "array", "tickvals": [value for value, _ in chart.ticks], "ticktext": [label_text(text) for _, text in chart.ticks]}
+        x_axis |= {
+            "tickmode": "array",
+            "tickvals": [value for value, _ in chart.ticks],
+            "ticktext": [label_text(text) for _, text in chart.ticks],
+        }
     y_axis = GRID | {"title": {"text": label_text(chart.y_label)}}
     if chart.y_range:
         y_axis |= {"range": list(chart.y_range)}
     layout = _layout() | {"xaxis": x_axis, "yaxis": y_axis, "barmode": "overlay"}
-    # By their uid, and with a legend that has not changed, hidden series stay hidden when the page switches to another axis.
-    traces = [trace | {"uid": f"{number}{trace.get('fill', '')}"} for number, series in enumerate(chart.series) for trace in draw(chart, series)]
+    # By their uid, and with a legend that has not changed, hidden series stay hidden when the page switches to another
+    # axis.
+    traces = [
+        trace | {"uid": f"{number}{trace.get('fill', '')}"}
+        for number, series in enumerate(chart.series)
+        for trace in draw(chart, series)
+    ]
     return {"data": traces, "layout": layout}
 
 
@@ -68,7 +90,10 @@ def _lines(chart: Chart, series: Series) -> list[dict[str, Any]]:
     if not any(spread):
         return [trace]
     if chart.spread_as == "bars":
-        return [trace | {"error_y": {"type": "data", "array": spread, "thickness": 1, "width": 4, "color": series.style.colour}}]
+        return [
+            trace
+            | {"error_y": {"type": "data", "array": spread, "thickness": 1, "width": 4, "color": series.style.colour}}
+        ]
     above = [y + s for y, s in zip(series.y, spread, strict=True)]
     below = [y - s for y, s in zip(series.y, spread, strict=True)]
     band: dict[str, Any] = {"x": [*series.x, *reversed(series.x)], "y": [*above, *reversed(below)]}
@@ -93,7 +118,13 @@ def _bars(chart: Chart, series: Series) -> list[dict[str, Any]]:
 def _common(series: Series) -> dict[str, Any]:
     name = block_text(series.label, LEGEND_WIDTH)
     hover = {"text": _notes(series.notes), "hovertemplate": "%{text}<extra></extra>"}
-    return {"name": name, "legendgroup": name, "showlegend": series.in_legend, "x": list(series.x), "y": list(series.y)} | hover
+    return {
+        "name": name,
+        "legendgroup": name,
+        "showlegend": series.in_legend,
+        "x": list(series.x),
+        "y": list(series.y),
+    } | hover
 
 
 def _marker(style: Style, size: int, hollow: bool = False) -> dict[str, Any]:
@@ -119,10 +150,21 @@ def _heat(heat: Heat) -> dict[str, Any]:
         "ygap": 2,
         "colorbar": {"title": {"text": label_text(heat.metric), "side": "right"}, "thickness": 14},
     }
-    frame = {"type": "rect", "x0": column - 0.48, "x1": column + 0.48, "y0": row - 0.48, "y1": row + 0.48, "line": {"color": "#D55E00", "width": 4}}
+    frame = {
+        "type": "rect",
+        "x0": column - 0.48,
+        "x1": column + 0.48,
+        "y0": row - 0.48,
+        "y1": row + 0.48,
+        "line": {"color": "#D55E00", "width": 4},
+    }
     axes = {}
     for name, label, values in (("xaxis", heat.x_label, heat.columns), ("yaxis", heat.y_label, heat.rows)):
-        ticks = {"tickmode": "array", "tickvals": list(range(len(values))), "ticktext": [label_text(value) for value in values]}
+        ticks = {
+            "tickmode": "array",
+            "tickvals": list(range(len(values))),
+            "ticktext": [label_text(value) for value in values],
+        }
         axes[name] = GRID | ticks | {"title": {"text": label_text(label)}, "showgrid": False}
     axes["yaxis"] |= {"autorange": "reversed"}  # as in the PNG: the first value on top
     return {"data": [trace], "layout": _layout() | axes | {"shapes": [frame]}}

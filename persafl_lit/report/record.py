@@ -8,9 +8,12 @@ from typing import Any
 
 from persafl_lit.timeline import Timeline
 
+UNCHANGED = "no result: the model never changed"
+
 
 def model_changed(summary: Mapping[str, Any] | None) -> bool:
-    """Whether the run that ended with this summary trained anything; what did not is no result. Runs of 0.1 tell only their versions."""
+    """Whether the run that ended with this summary trained anything; what did not is no result. Runs of 0.1 tell only
+    their versions."""
     told = summary or {}
     return bool(told.get("model_changed", told.get("versions") != 0))
 
@@ -28,7 +31,8 @@ class Record:
     summary: dict[str, Any] | None = None
     """What `persafl run --json` printed."""
     curves: dict[str, list[float]] = field(default_factory=dict)
-    """Columns over the evaluation points: sim_time, updates, accuracy.val, accuracy.test, accuracy.worst_decile, grad_evals, ..."""
+    """Columns over the evaluation points: sim_time, updates, accuracy.val, accuracy.test, accuracy.worst_decile,
+    grad_evals, ..."""
     clients: list[dict[str, float]] = field(default_factory=list)
     """The last evaluation, one row per client: client, samples, test_accuracy, global_accuracy, arrivals, ..."""
     timeline: Timeline | None = None
@@ -56,3 +60,8 @@ class Record:
     @property
     def seed(self) -> int:
         return int(self.config["seed"])
+
+
+def note_of(record: Record) -> str:
+    """What tables say of a run that trained nothing."""
+    return "" if model_changed(record.summary) else UNCHANGED

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from persafl_lit.report.aggregate import Task, as_float, in_summary, method_of
-from persafl_lit.report.keys import NONE, number_of, text_of
+from persafl_lit.report.config_keys import NONE, number_of, text_of
 from persafl_lit.report.record import Record
 from persafl_lit.timeline import Activity, Timeline
 
@@ -25,7 +25,11 @@ def usable_timeline(record: Record) -> Timeline | None:
 
 def schedule_text(record: Record) -> str:
     """asynchronous(tau=10, policy=wait): the schedule's name and those of its keys that are set."""
-    values = {key.removeprefix("schedule."): text_of(value) for key, value in record.config.items() if key.startswith("schedule.")}
+    values = {
+        key.removeprefix("schedule."): text_of(value)
+        for key, value in record.config.items()
+        if key.startswith("schedule.")
+    }
     name = values.pop("name", "schedule")
     if values.get("tau") == NONE:  # then the policy has nothing to do
         values.pop("policy", None)
@@ -34,7 +38,8 @@ def schedule_text(record: Record) -> str:
 
 
 def schedules_of(task: Task) -> dict[str, list[Record]]:
-    """The chosen runs that have a timeline, by schedule, one run per distinct timeline; where gradients take time, also by method."""
+    """The chosen runs that have a timeline, by schedule, one run per distinct timeline; where gradients take time, also
+    by method."""
     found: dict[str, dict[str, Record]] = {}
     for trial in task.chosen:
         for record in trial.runs:
@@ -46,7 +51,8 @@ def schedules_of(task: Task) -> dict[str, list[Record]]:
 
 
 def concurrency(timelines: Sequence[Timeline], windows: int = WINDOWS) -> tuple[np.ndarray, np.ndarray]:
-    """(middles of equal windows of time, mean share of active clients in each), averaged over timelines as far as all go."""
+    """(middles of equal windows of time, mean share of active clients in each), averaged over timelines as far as all
+    go."""
     edges = np.linspace(0.0, min(timeline.horizon for timeline in timelines), windows + 1)
     shares = []
     for timeline in timelines:
@@ -77,7 +83,9 @@ def staleness(record: Record) -> tuple[float, float]:
 
 def staleness_shares(records: Sequence[Record]) -> np.ndarray:
     """The share of arrivals with staleness 0, 1, 2, ..., over all runs that have a timeline; empty if none has."""
-    values = [timeline.staleness(buffer_of(record)) for record in records if (timeline := usable_timeline(record)) is not None]
+    values = [
+        timeline.staleness(buffer_of(record)) for record in records if (timeline := usable_timeline(record)) is not None
+    ]
     if not values:
         return np.empty(0)
     together = np.concatenate(values)
@@ -99,4 +107,6 @@ def beginning(timeline: Timeline, window: float, clients: int = SHOWN_CLIENTS) -
 def early_window(timelines: Sequence[Timeline]) -> float:
     """Long enough for a few visits of each client under the quickest of the schedules."""
     longest = max(timeline.horizon for timeline in timelines)
-    return min(longest, SHOWN_VISITS * min(timeline.horizon * timeline.clients / len(timeline) for timeline in timelines))
+    return min(
+        longest, SHOWN_VISITS * min(timeline.horizon * timeline.clients / len(timeline) for timeline in timelines)
+    )

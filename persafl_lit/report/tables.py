@@ -1,26 +1,32 @@
-"""Tables as CSV for programs and as text cells for the page and for markdown."""
+"""Tables as text cells: for the page, for markdown and for LaTeX."""
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from persafl_lit.common.csv_table import is_unknown
 from persafl_lit.report.aggregate import Spread
 
 MISSING = "-"
-FORMULA = tuple("=+-@\t\n")
 PAGE_COLUMNS, PAGE_ROWS = 8, 40
 """What fits on a page of a paper."""
 LATEX_NEEDS = r"% \usepackage{booktabs,graphicx,longtable}"
 LATEX = {character: f"\\{character}" for character in "{}$&#_%"} | {"±": r"$\pm$", "≥": r"$\geq$", "\ufffd": "?"}
 LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}", "-": "{-}", "[": "{[}", "]": "{]}"}
+LATEX |= {
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "-": "{-}",
+    "[": "{[}",
+    "]": "{]}",
+}
 
 
 @dataclass(frozen=True)
@@ -36,17 +42,29 @@ class Table:
     def markdown(self) -> str:
         """A table of GitHub's markdown."""
         rule = ["---:" if column in self.numeric else "---" for column in self.columns]
-        lines = [[markdown_text(cell) for cell in self.columns], rule, *([markdown_text(cell) for cell in row] for row in self.rows)]
+        lines = [
+            [markdown_text(cell) for cell in self.columns],
+            rule,
+            *([markdown_text(cell) for cell in row] for row in self.rows),
+        ]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return f"{table}\n\n{markdown_text(self.caption)}" if self.caption else table
 
     def html(self) -> str:
         def cells(tag: str, row: Sequence[str]) -> str:
-            marks = [' class="n"' if name in self.numeric else ' class="long"' if name in self.long else "" for name in self.columns]
-            return "<tr>" + "".join(f"<{tag}{mark}>{html_text(cell)}</{tag}>" for mark, cell in zip(marks, row, strict=True)) + "</tr>"
+            marks = [
+                ' class="n"' if name in self.numeric else ' class="long"' if name in self.long else ""
+                for name in self.columns
+            ]
+            return (
+                "<tr>"
+                + "".join(f"<{tag}{mark}>{html_text(cell)}</{tag}>" for mark, cell in zip(marks, row, strict=True))
+                + "</tr>"
+            )
 
         body = "\n".join(cells("td", row) for row in self.rows)
-        table = f'<div class="scroll" tabindex="0"><table>\n<thead>{cells("th", self.columns)}</thead>\n<tbody>\n{body}\n</tbody></table></div>'
+        head = f"<thead>{cells('th', self.columns)}</thead>"
+        table = f'<div class="scroll" tabindex="0"><table>\n{head}\n<tbody>\n{body}\n</tbody></table></div>'
         return f'{table}\n<p class="hint">{html_text(self.caption)}</p>' if self.caption else table
 
     def latex(self) -> str:
@@ -60,7 +78,8 @@ class Table:
         caption = f"\\caption{{{latex_text(self.caption)}}}" if self.caption else ""
         if len(self.rows) > PAGE_ROWS:
             top = f"{caption} \\\\\n\\toprule" if caption else "\\toprule"
-            return f"\\begin{{longtable}}{{{columns}}}\n{top}\n{head}\n\\midrule\n\\endhead\n\\bottomrule\n\\endfoot\n{body}\n\\end{{longtable}}\n"
+            head = f"{top}\n{head}\n\\midrule\n\\endhead\n\\bottomrule\n\\endfoot"
+            return f"\\begin{{longtable}}{{{columns}}}\n{head}\n{body}\n\\end{{longtable}}\n"
         table = f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{head}\n\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}"
         table = f"\\resizebox{{\\linewidth}}{{!}}{{%\n{table}}}" if len(self.columns) > PAGE_COLUMNS else table
         return f"\\begin{{table}}\n\\centering\n{caption}\n{table}\n\\end{{table}}\n"
@@ -72,35 +91,16 @@ def latex_file(tables: Sequence[Table]) -> str:
 
 def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
     """Rows as text, numbers to four digits; columns that no row has are left out."""
-    kept = tuple(column for column in columns if any(not _unknown(row.get(column)) and row.get(column) != "" for row in rows))
+    kept = tuple(
+        column for column in columns if any(not is_unknown(row.get(column)) and row.get(column) != "" for row in rows)
+    )
     cells = [[_short_text(row.get(column)) for column in kept] for row in rows]
     numeric = frozenset(column for column in kept if any(isinstance(row.get(column), (int, float)) for row in rows))
     return Table(kept, cells, numeric)
 
 
 def _short_text(value: Any) -> str:
-    return MISSING if _unknown(value) else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def to_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Rows under `columns` and whatever other keys they have; what is unknown is empty."""
-    extra = dict.fromkeys(key for row in rows for key in row if key not in columns)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    names = [*columns, *extra]
-    writer.writerow(map(cell_text, names))
-    writer.writerows([cell_text(row.get(name)) for name in names] for row in rows)
-    return text.getvalue()
-
-
-def cell_text(value: Any) -> Any:
-    """A cell of a CSV: unknown is empty, and text that a spreadsheet would take for a formula begins with an apostrophe."""
-    if _unknown(value):
-        return ""
-    if not isinstance(value, str):
-        return value
-    text = re.sub(r"\r\n?", "\n", value)  # csv quotes only the line ends that it writes itself
-    return f"'{text}" if text[:1] in FORMULA and not _is_number(text) else text
+    return MISSING if is_unknown(value) else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def html_text(text: str) -> str:
@@ -112,7 +112,11 @@ def markdown_text(text: str) -> str:
     plain = html.escape(" ".join(_printable(text).split()), quote=False)
     plain = re.sub(r"([\\|`*\[\]~]|(?<!\w)_|_(?!\w))", r"\\\1", plain)
     # What would begin a heading, a list or a rule.
-    return re.sub(r"^(?:#{1,6}(?=\s|$)|[-+](?=\s)|-{3,}$|\d+(?=[.)](?:\s|$)))", lambda found: f"&#{ord(found[0][0])};{found[0][1:]}", plain)
+    return re.sub(
+        r"^(?:#{1,6}(?=\s|$)|[-+](?=\s)|-{3,}$|\d+(?=[.)](?:\s|$)))",
+        lambda found: f"&#{ord(found[0][0])};{found[0][1:]}",
+        plain,
+    )
 
 
 def latex_text(text: str) -> str:
@@ -131,14 +135,22 @@ def difference_text(value: Spread, digits: int = 3) -> str:
     """+0.021 [0.003, 0.039]; for a single seed the difference alone."""
     if not value.seeds:
         return MISSING
-    return f"{value.mean:+.{digits}f} {interval_text(value, digits)}" if value.seeds > 1 else f"{value.mean:+.{digits}f} (one seed)"
+    return (
+        f"{value.mean:+.{digits}f} {interval_text(value, digits)}"
+        if value.seeds > 1
+        else f"{value.mean:+.{digits}f} (one seed)"
+    )
 
 
 def ratio_text(low: float, high: float) -> str:
     """2.6x to 6.1x, rounded to the safe side: at least the first, at most the second."""
     if not math.isfinite(high):
         return f"at least {_two_digits(low, math.floor)}x" if low > 0 else "cannot be told"
-    return f"{_two_digits(low, math.floor)}x to {_two_digits(high, math.ceil)}x" if low > 0 else f"at most {_two_digits(high, math.ceil)}x"
+    return (
+        f"{_two_digits(low, math.floor)}x to {_two_digits(high, math.ceil)}x"
+        if low > 0
+        else f"at most {_two_digits(high, math.ceil)}x"
+    )
 
 
 def _two_digits(value: float, rounded: Callable[[float], int]) -> str:
@@ -163,17 +175,6 @@ def bytes_text(value: float | None) -> str:
         return MISSING
     power = min(4, int(math.log10(max(value, 1)) / 3))
     return f"{value / 1000**power:.{0 if power == 0 else 1}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
-def _unknown(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _printable(text: str) -> str:

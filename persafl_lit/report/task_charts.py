@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from persafl_lit.report.aggregate import (
-    LOSS,
+    Measure,
     Spread,
     Task,
     Trial,
@@ -23,12 +23,13 @@ from persafl_lit.report.aggregate import (
     seeds_text,
     spread,
 )
+from persafl_lit.report.chart import Chart, Heat, Series
+from persafl_lit.report.config_keys import number_of, setting_text
 from persafl_lit.report.curves import AXES, FEW_POINTS, TIME, Axis, MeanCurve, mean_curve
-from persafl_lit.report.keys import number_of, setting_text
 from persafl_lit.report.palette import Style, schedule_style, style_of, value_style
-from persafl_lit.report.rows import UNCHANGED, no_results, thinned_curves
+from persafl_lit.report.record import UNCHANGED
 from persafl_lit.report.schedules import concurrency, schedules_of, staleness_shares, usable_timeline
-from persafl_lit.report.series import Chart, Heat, Series
+from persafl_lit.report.table_rows import no_results, thinned_curves
 from persafl_lit.report.tables import with_spread
 
 STALENESS_BARS = 40
@@ -39,26 +40,45 @@ PAIRED_FIRST = ("lam", "alpha", "beta", "tau")
 
 def charts_of(task: Task) -> list[Chart | Heat]:
     """Every chart that this task's runs have data for."""
-    charts = [chart for chart in (over_time(task), active_share(task), per_client(task), staleness_bars(task)) if chart.series]
+    drawn = (over_time(task), *further_over_time(task), active_share(task), *per_client(task), staleness_bars(task))
+    charts = [chart for chart in drawn if chart.series]
     return [*charts, *curves_by_value(task), *sensitivities(task), *heat_maps(task)]
 
 
-def score_label(task: Task, split: str = "test") -> str:
-    return f"{split} {task.measure.kind} after fine-tuning" + (" (lower is better)" if task.measure is LOSS else "")
+def score_label(measure: Measure) -> str:
+    return f"test {measure.kind} after fine-tuning" + (" (lower is better)" if measure.sign < 0 else "")
 
 
 def over_time(task: Task) -> Chart:
     """Figures (b) and (c) of the paper."""
-    charts = {axis.name: chart for axis in AXES if (chart := _over(task, axis)).series}
+    charts = {axis.name: chart for axis in AXES if (chart := _over(task, task.measure, axis)).series}
     time = charts.pop(TIME.name, None)
-    return replace(time, others=tuple(charts.items())) if time is not None else _over(task, TIME)
+    return replace(time, others=tuple(charts.items())) if time is not None else _over(task, task.measure, TIME)
 
 
-def _over(task: Task, axis: Axis) -> Chart:
+def further_over_time(task: Task) -> list[Chart]:
+    """What else was measured, against simulated time: one figure with a switch; none without further metrics."""
+    titled = [
+        replace(_over(task, measure, TIME), name=f"metrics_{measure.kind}", title=f"{measure.kind} over {TIME.label}")
+        for measure in task.further
+    ]
+    return _switched([replace(chart, choice=measure.kind) for chart, measure in zip(titled, task.further, strict=True)])
+
+
+def _switched(charts: Sequence[Chart]) -> list[Chart]:
+    """The first of those that show something, with a switch to the others: charts of different metrics."""
+    drawn = [chart for chart in charts if chart.series]
+    return [replace(drawn[0], switch="metric", others=tuple((c.choice, c) for c in drawn[1:]))] if drawn else []
+
+
+def _over(task: Task, measure: Measure, axis: Axis) -> Chart:
     """What was reached against simulated time, or against what it took."""
-    curves = [(trial, curve) for trial in task.chosen if (curve := mean_curve(trial, task.measure.test, axis)) is not None]
+    curves = [(trial, curve) for trial in task.chosen if (curve := mean_curve(trial, measure.test, axis)) is not None]
     series = [_curve(trial.method, curve, trial.style, axis) for trial, curve in curves]
-    caption = "Mean over seeds of each method's chosen setting; the band is one standard deviation over seeds (none for a single seed)."
+    caption = (
+        "Mean over seeds of each method's chosen setting; the band is one standard deviation over seeds (none "
+        "for a single seed)."
+    )
     if axis is not TIME and any(curve.interpolated for _, curve in curves):
         caption += " Curves are linear between evaluations, and as long as the shortest of their seeds."
     if any(not curve.x.any() for _, curve in curves):
@@ -68,9 +88,20 @@ def _over(task: Task, axis: Axis) -> Chart:
     if task.unchanged:
         runs = ", ".join(f"{method} ({count})" for method, count in task.unchanged.items())
         caption += f" Not drawn, because the model never changed in them: runs of {runs}."
-        marks = [Series(f"{method}: {UNCHANGED}", [math.nan], [math.nan], style_of(method), ("",)) for method in no_results(task)]
+        marks = [
+            Series(f"{method}: {UNCHANGED}", [math.nan], [math.nan], style_of(method), ("",))
+            for method in no_results(task)
+        ]
         series += marks if series else []
-    return Chart("accuracy", f"Personalised performance over {axis.label}", caption, axis.label, score_label(task), tuple(series), unit=axis.unit)
+    return Chart(
+        measure.kind,
+        f"Personalised performance over {axis.label}",
+        caption,
+        axis.label,
+        score_label(measure),
+        tuple(series),
+        unit=axis.unit,
+    )
 
 
 def _curve(label: str, curve: MeanCurve, style: Style, axis: Axis = TIME) -> Series:
@@ -83,7 +114,10 @@ def _curve(label: str, curve: MeanCurve, style: Style, axis: Axis = TIME) -> Ser
 
 def active_share(task: Task) -> Chart:
     """Figure (a) of the paper."""
-    series, caption = [], "Share of clients that download, compute or upload, averaged over short windows of time and over seeds."
+    series, caption = (
+        [],
+        "Share of clients that download, compute or upload, averaged over short windows of time and over seeds.",
+    )
     for index, (text, records) in enumerate(schedules_of(task).items()):
         timelines = [timeline for record in records if (timeline := usable_timeline(record)) is not None]
         times, shares = concurrency(timelines)
@@ -94,26 +128,58 @@ def active_share(task: Task) -> Chart:
         notes = _notes(text, "time", times, [f"active share {share:.3f}" for share in shares])
         series.append(Series(label, times.tolist(), shares.tolist(), schedule_style(index), notes))
         if any(timeline.activity is None for timeline in timelines) and "Recorded" not in caption:
-            caption += " Recorded timelines hold only updates that were applied, so the curve falls towards the end of the run."
-    return Chart("concurrency", "Concurrency", caption, "simulated time", "share of active clients", tuple(series), y_range=(0.0, 1.05))
+            caption += (
+                " Recorded timelines hold only updates that were applied, so the curve falls towards the end of "
+                "the run."
+            )
+    return Chart(
+        "concurrency",
+        "Concurrency",
+        caption,
+        "simulated time",
+        "share of active clients",
+        tuple(series),
+        y_range=(0.0, 1.05),
+    )
 
 
-def per_client(task: Task) -> Chart:
+def per_client(task: Task) -> list[Chart]:
+    return _switched([_per_client(task, measure) for measure in (task.measure, *task.further)])
+
+
+def _per_client(task: Task, measure: Measure) -> Chart:
     series = []
     for trial in task.chosen:
-        rows = [(as_float(row.get("arrivals")), as_float(row.get(task.measure.client_column)), row.get("client"), seed_of(record))
-                for record in trial.runs for row in record.clients]  # fmt: skip
+        score = measure.client_column
+        rows = [
+            (as_float(row.get("arrivals")), as_float(row.get(score)), row.get("client"), seed_of(record))
+            for record in trial.runs
+            for row in record.clients
+        ]
         rows = sorted((row for row in rows if math.isfinite(row[0]) and math.isfinite(row[1])), key=lambda row: row[:2])
         if rows:
-            told = [f"client {as_float(client):.0f}, seed {seed}\n{task.measure.kind} {score:.3f}" for _, score, client, seed in rows]
+            told = [
+                f"client {as_float(client):.0f}, seed {seed}\n{measure.kind} {score:.3f}"
+                for _, score, client, seed in rows
+            ]
             notes = _notes(trial.method, "arrivals", np.array([row[0] for row in rows]), told)
             series.append(Series(trial.method, [row[0] for row in rows], [row[1] for row in rows], trial.style, notes))
     caption = "One mark per client and seed at the end of the run. Clients at 0 arrivals are held out or never came."
-    return Chart("clients", "Clients by number of arrivals", caption, "updates from the client", score_label(task), tuple(series), kind="points")
+    return Chart(
+        "clients",
+        "Clients by number of arrivals",
+        caption,
+        "updates from the client",
+        score_label(measure),
+        tuple(series),
+        kind="points",
+        choice=measure.kind,
+    )
 
 
 def staleness_bars(task: Task) -> Chart:
-    """Methods that are never stale would be one bar of height 1 and flatten the others: they are named instead, unless all are such."""
+    """Methods that are never stale would be one bar of height 1 and flatten the others: they are named instead, unless
+    all are such."""
     alike: dict[tuple[float, ...], list[str]] = {}
     styles = {trial.method: trial.style for trial in task.chosen}
     for trial in task.chosen:
@@ -126,7 +192,10 @@ def staleness_bars(task: Task) -> Chart:
     for shares_of, methods in alike.items():
         padded = np.append(shares_of, np.zeros(-len(shares_of) % width)).reshape(-1, width).sum(axis=1)
         starts = np.arange(len(padded)) * width
-        told = [f"{_range(start, width)}: {share:.1%} of updates" for start, share in zip(starts.tolist(), padded, strict=True)]
+        told = [
+            f"{_range(start, width)}: {share:.1%} of updates"
+            for start, share in zip(starts.tolist(), padded, strict=True)
+        ]
         label = ", ".join(methods)
         notes = tuple(f"{label}\nstaleness {text}" for text in told)
         series.append(Series(label, (starts + (width - 1) / 2).tolist(), padded.tolist(), styles[methods[0]], notes))
@@ -135,7 +204,16 @@ def staleness_bars(task: Task) -> Chart:
     caption += " Methods with the same staleness share bars, in the colour of the first of them." if shared else ""
     caption += f" Each bar covers {width} values." if width > 1 else ""
     caption += f" Without bars, because every update has staleness 0: {', '.join(never)}." if never else ""
-    return Chart("staleness", "Staleness", caption, "staleness (model versions)", "share of updates", tuple(series), kind="bars", bar_width=width)
+    return Chart(
+        "staleness",
+        "Staleness",
+        caption,
+        "staleness (model versions)",
+        "share of updates",
+        tuple(series),
+        kind="bars",
+        bar_width=width,
+    )
 
 
 def _range(start: int, width: int) -> str:
@@ -147,7 +225,9 @@ def _range(start: int, width: int) -> str:
 
 def sensitivities(task: Task) -> list[Chart]:
     """One chart per key that some method's finished runs vary."""
-    caption = "Mean and standard deviation over seeds: filled marks are test, hollow ones validation." + _others_words(task)
+    caption = "Mean and standard deviation over seeds: filled marks are test, hollow ones validation." + _others_words(
+        task
+    )
     charts = []
     for key, methods in sorted(_by_value(task).items()):
         told = caption + _seed_words(task, methods)
@@ -162,17 +242,30 @@ def curves_by_value(task: Task) -> list[Chart]:
         for method, per_value in methods.items():
             values = sorted(per_value, key=_by_number)
             styles = {value: value_style(index, len(values)) for index, value in enumerate(values)}
-            known = {value: curve for value in values if (curve := mean_curve(per_value[value], task.measure.test)) is not None}
-            series = tuple(_curve(f"{key.split('.')[-1]}={value}", curve, styles[value]) for value, curve in known.items())
-            caption = "Mean over seeds; the band is one standard deviation." + _others_words(task) + _seed_words(task, [method])
+            known = {
+                value: curve
+                for value in values
+                if (curve := mean_curve(per_value[value], task.measure.test)) is not None
+            }
+            series = tuple(
+                _curve(f"{key.split('.')[-1]}={value}", curve, styles[value]) for value, curve in known.items()
+            )
+            caption = (
+                "Mean over seeds; the band is one standard deviation."
+                + _others_words(task)
+                + _seed_words(task, [method])
+            )
             if series:
                 name = f"curves_{key}" if len(methods) == 1 else f"curves_{key}_{method}"
-                charts.append(Chart(name, f"{method}: curves by {key}", caption, TIME.label, score_label(task), series))
+                charts.append(
+                    Chart(name, f"{method}: curves by {key}", caption, TIME.label, score_label(task.measure), series)
+                )
     return charts
 
 
 def _by_value(task: Task) -> dict[str, dict[str, dict[str, Trial]]]:
-    """Key, method, value: the best setting with that value, of the keys of which a method's finished runs have several values."""
+    """Key, method, value: the best setting with that value, of the keys of which a method's finished runs have several
+    values."""
     values: dict[str, dict[str, dict[str, Trial]]] = {}
     for method, trials in task.trials.items():
         for key in task.keys[method]:
@@ -187,7 +280,10 @@ def _by_value(task: Task) -> dict[str, dict[str, dict[str, Trial]]]:
 def _others_words(task: Task) -> str:
     if all(len(keys) < 2 for keys in task.keys.values()):
         return ""
-    return f" Of settings that differ in other keys too, each value shows the one that is best on validation data ({task.select.val})."
+    return (
+        " Of settings that differ in other keys too, each value shows the one that is best on validation data "
+        f"({task.select.val})."
+    )
 
 
 def _seed_words(task: Task, methods: Iterable[str]) -> str:
@@ -197,34 +293,61 @@ def _seed_words(task: Task, methods: Iterable[str]) -> str:
         trials = task.trials[method]
         if any(trial.seeds != trials[0].seeds for trial in trials):
             seeds = common_seeds(trials)
-            text = f"on {seeds_text(seeds)} alone, which all settings have" if seeds else "settings share no seed, so each is shown on its own seeds"
+            text = (
+                f"on {seeds_text(seeds)} alone, which all settings have"
+                if seeds
+                else "settings share no seed, so each is shown on its own seeds"
+            )
             told.setdefault(text, []).append(method)
     return "".join(f" {', '.join(named)}: {text}." for text, named in told.items())
 
 
-def value_chart(task: Task, name: str, title: str, caption: str, key: str, methods: dict[str, dict[str, Trial]]) -> Chart:
+def value_chart(
+    task: Task, name: str, title: str, caption: str, key: str, methods: dict[str, dict[str, Trial]]
+) -> Chart:
     """Scores over the values of a key; the axis is logarithmic, linear or a list of names, as the values ask for."""
     values = sorted({value for per_value in methods.values() for value in per_value}, key=_by_number)
     numbers = [number for value in values if (number := number_of(value)) is not None and math.isfinite(number)]
-    position = dict(zip(values, numbers if len(numbers) == len(values) else map(float, range(len(values))), strict=True))
+    position = dict(
+        zip(values, numbers if len(numbers) == len(values) else map(float, range(len(values))), strict=True)
+    )
     series = []
     for method, per_value in methods.items():
         tried = sorted(per_value.items(), key=lambda item: position[item[0]])
         x = [position[value] for value, _ in tried]
-        for split, scores in (("test", [trial.test for _, trial in tried]), ("validation", [trial.val for _, trial in tried])):
+        for split, scores in (
+            ("test", [trial.test for _, trial in tried]),
+            ("validation", [trial.val for _, trial in tried]),
+        ):
             if any(score.seeds for score in scores):
-                told = [f"{split} {with_spread(score)}\n{setting_text(trial.setting)}" for score, (_, trial) in zip(scores, tried, strict=True)]
+                told = [
+                    f"{split} {with_spread(score)}\n{setting_text(trial.setting)}"
+                    for score, (_, trial) in zip(scores, tried, strict=True)
+                ]
                 notes = tuple(f"{method}\n{text}" for text in told)
                 style = tried[0][1].style._replace(dash="-" if split == "test" else ":")
                 means, stds = [score.mean for score in scores], [score.std for score in scores]
-                series.append(Series(method, x, means, style, notes, stds, hollow=split == "validation", in_legend=split == "test"))
-    chart = Chart(name, title, caption, key, f"{task.measure.kind} (filled: test, hollow: validation)", tuple(series), spread_as="bars")
+                series.append(
+                    Series(
+                        method, x, means, style, notes, stds, hollow=split == "validation", in_legend=split == "test"
+                    )
+                )
+    chart = Chart(
+        name,
+        title,
+        caption,
+        key,
+        f"{task.measure.kind} (filled: test, hollow: validation)",
+        tuple(series),
+        spread_as="bars",
+    )
     wide = len(numbers) == len(values) and min(numbers) > 0 and max(numbers) >= 10 * min(numbers)
     return replace(chart, ticks=tuple((position[value], value) for value in values), log_x=wide)
 
 
 def heat_maps(task: Task) -> list[Heat]:
-    """Validation score by each pair of keys that a method's finished runs vary, those of the papers first, the chosen pair marked."""
+    """Validation score by each pair of keys that a method's finished runs vary, those of the papers first, the chosen
+    pair marked."""
     maps = []
     for method, trials in task.trials.items():
         keys = [key for key in task.keys[method] if len({dict(trial.setting)[key] for trial in trials}) > 1]
@@ -246,7 +369,10 @@ def _heat_map(task: Task, method: str, pair: tuple[str, str], keys: Sequence[str
     caption = f"Mean {task.select.val} over seeds; the frame marks the chosen setting." + _seed_words(task, [method])
     others = [key for key in keys if key not in pair]
     if others:
-        caption += f" Each cell is the best over {', '.join(others)}, {'maximised' if task.select.sign > 0 else 'minimised'} over on validation data."
+        caption += (
+            f" Each cell is the best over {', '.join(others)}, "
+            f"{'maximised' if task.select.sign > 0 else 'minimised'} over on validation data."
+        )
     if pairs > MOST_PAIRS:
         caption += f" {MOST_PAIRS} of {pairs} pairs of keys are drawn."
     return Heat(
@@ -257,7 +383,10 @@ def _heat_map(task: Task, method: str, pair: tuple[str, str], keys: Sequence[str
         pair[0],
         tuple(across),
         tuple(down),
-        [[cells[value, other].score.mean if (value, other) in cells else math.nan for other in across] for value in down],
+        [
+            [cells[value, other].score.mean if (value, other) in cells else math.nan for other in across]
+            for value in down
+        ],
         [[_cell_note(cells.get((value, other))) for other in across] for value in down],
         (down.index(row), across.index(column)),
         task.select.sign,
@@ -278,7 +407,10 @@ def _known_first(key: str) -> tuple[int, str]:
 def _cell_note(trial: Trial | None) -> str:
     if trial is None:
         return "no finished run"
-    return f"{setting_text(trial.setting)}\n{trial.select.val} {with_spread(trial.score)}\n{trial.measure.test} {with_spread(trial.test)}"
+    return (
+        f"{setting_text(trial.setting)}\n{trial.select.val} {with_spread(trial.score)}\n{trial.measure.test} "
+        f"{with_spread(trial.test)}"
+    )
 
 
 def _by_number(value: str) -> tuple[float, str]:

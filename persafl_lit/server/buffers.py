@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from persafl_lit.common.tensors import Tensors
 from persafl_lit.errors import ConfigError
-from persafl_lit.messages import Tensors
-from persafl_lit.server import Rule, State
+from persafl_lit.server.rules import Rule
+from persafl_lit.server.state import State
 
 if TYPE_CHECKING:
     from persafl_lit.timeline import Timeline
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Buffers:
-    """`local`: each client keeps its own. `shared`: the server mixes them into its own, s <- s + a (mean_k s_k - s), once per version."""
+    """`local`: each client keeps its own. `shared`: the server mixes them into its own, s <- s + a (mean_k s_k - s),
+    once per version."""
 
     buffers: Literal["local", "shared", "refuse"] = "local"
-    """Buffers that training changes (BatchNorm's statistics): each client keeps its own, the server mixes them, or such a model is refused."""
+    """Buffers that training changes (BatchNorm's statistics): each client keeps its own, the server mixes them, or such
+    a model is refused."""
     buffers_mix: float | None = None
     """a of `shared`, in (0, 1]; null is min(1, updates per version / clients)."""
 
@@ -71,7 +74,10 @@ class MixedBuffers(Rule):
         self._mix(state)
 
     def _mix(self, state: State) -> None:
-        if state.arrivals % self.arrivals_per_version == 0 and (waiting := state.kept.pop("buffers_waiting", None)) is not None:
+        if (
+            state.arrivals % self.arrivals_per_version == 0
+            and (waiting := state.kept.pop("buffers_waiting", None)) is not None
+        ):
             s = state.kept["buffers"]
             state.kept["buffers"] = s.lerp((waiting / state.kept.pop("buffers_count")).to(s.dtype), self.a)
 

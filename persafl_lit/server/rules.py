@@ -3,66 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from persafl_lit.common.fields import NOT_A_KEY
+from persafl_lit.common.tensors import Tensors
 from persafl_lit.errors import ConfigError
-from persafl_lit.messages import NO_VISIT, Tensors
-from persafl_lit.typed import NOT_A_KEY
+from persafl_lit.server.discounts import Discounted
+from persafl_lit.server.state import State
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from persafl_lit.timeline import Timeline
-
-Discount = Literal["constant", "polynomial", "hinge"]
-DISCOUNTS = ("constant", "polynomial", "hinge")
-
-
-class Slot(NamedTuple):
-    """A client's memory as one visit left it: written once, replaced by the next visit's, never changed."""
-
-    visit: int
-    tensors: Tensors
-
-
-@dataclass
-class State:
-    """What the server knows. Tensors are replaced, never changed in place: jobs in flight still hold the versions they read."""
-
-    w: Tensor
-    """The shared model; what clients keep is not part of it."""
-    arrivals: int = 0
-    skipped: int = 0
-    """Of these, how many were not finite and did not enter (on_divergence=skip)."""
-    waiting: Tensor | None = None
-    """The sum of discounted updates in a buffer that is not full yet."""
-    in_waiting: int = 0
-    """How many updates that sum holds."""
-    kept: dict[str, Tensor] = field(default_factory=dict)
-    """What a rule keeps beside the model, such as SCAFFOLD's c."""
-    memories: dict[int, Slot] = field(default_factory=dict)
-    """What each client keeps between visits; a client that is not here starts from the initial private values."""
-
-    @property
-    def model(self) -> Tensors:
-        """What is evaluated: the shared model, and the statistics (BatchNorm's) that are shared with it."""
-        return {"w": self.w, **{name: self.kept[name] for name in ("buffers",) if name in self.kept}}
-
-    def snapshot(self) -> State:
-        """This moment, whatever happens to the state later."""
-        return replace(self, kept=dict(self.kept), memories=dict(self.memories))
-
-    def memory(self, client: int) -> Slot:
-        """What the client's next visit finds."""
-        return self.memories.get(client, EMPTY)
-
-
-EMPTY = Slot(NO_VISIT, {})
 
 
 class Rule(ABC):
-    """A server rule: what a client reads, and what an arrival does. It sees the shared model only, never a client's memory."""
+    """A server rule: what a client reads, and what an arrival does. It sees the shared model only, never a client's
+    memory."""
 
     receives: ClassVar[tuple[str, ...]] = ()
     """Named tensors that clients must send beside `delta`: those that the objective `sends`."""
@@ -83,46 +39,17 @@ class Rule(ABC):
         """Take in one update: what the client read, what it sent, and how many versions lie between."""
 
     def arrive(self, state: State) -> None:
-        """Count an arrival. By itself this is one that must not enter: the versions that later jobs read exist all the same."""
+        """Count an arrival. By itself this is one that must not enter: the versions that later jobs read exist all the
+        same."""
         state.arrivals += 1
-
-
-@dataclass(frozen=True)
-class Discounted:
-    """Stale updates count less: s(staleness) of Xie et al.
-
-    constant: 1        polynomial: (staleness + 1)^-a        hinge: 1 up to b, then 1 / (a (staleness - b) + 1)
-    """
-
-    discount: Discount = "constant"
-    """Weight of a stale update: `constant` 1, `polynomial` (s+1)^-a, `hinge` 1 up to b, then 1/(a(s-b)+1)."""
-    discount_a: float = 0.5
-    """a of `polynomial` and `hinge`."""
-    discount_b: float = 4.0
-    """b of `hinge`."""
-
-    def __post_init__(self) -> None:
-        if self.discount not in DISCOUNTS:
-            raise ConfigError(f"method.discount must be one of {', '.join(DISCOUNTS)}; got {self.discount!r}")
-        for name in ("discount_a", "discount_b"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"method.{name} must be >= 0; got {getattr(self, name)!r}")
-
-    def weight(self, staleness: int) -> float:
-        """s(staleness)."""
-        if self.discount == "polynomial":
-            return float((staleness + 1.0) ** -self.discount_a)
-        if self.discount == "hinge" and staleness > self.discount_b:
-            return 1.0 / (self.discount_a * (staleness - self.discount_b) + 1.0)
-        return 1.0
 
 
 @dataclass(frozen=True)
 class Descent(Discounted, Rule):
     """Algorithm 1, with a buffer: after every `buffer` arrivals, w <- w - beta / buffer * sum_k s(staleness_k) Delta_k.
 
-    buffer = 1 is the paper's server, buffer = cohort on rounds is federated averaging, in between is FedBuff. The sum is
-    divided by the number of updates, not by the sum of their weights: old updates count less, the rest not more.
+    buffer = 1 is the paper's server, buffer = cohort on rounds is federated averaging, in between is FedBuff. The sum
+    is divided by the number of updates, not by the sum of their weights: old updates count less, the rest not more.
     """
 
     beta: float = 1.0
@@ -149,7 +76,8 @@ class Descent(Discounted, Rule):
         self.arrive(state)
 
     def arrive(self, state: State) -> None:
-        """A full buffer becomes a version. One that must not enter is a zero in the sum: the rest counts neither more nor less for it."""
+        """A full buffer becomes a version. One that must not enter is a zero in the sum: the rest counts neither more
+        nor less for it."""
         state.arrivals += 1
         if state.arrivals % self.buffer == 0:
             if state.waiting is not None:
@@ -170,7 +98,8 @@ class ControlVariates(Descent):
         staleness = timeline.staleness(self.buffer)
         if len(staleness) and (worst := int(staleness.max())) > 0:
             raise ConfigError(
-                f"scaffold needs a timeline without staleness; this one reaches {worst} at arrival {int(staleness.argmax())}: use schedule=rounds"
+                f"scaffold needs a timeline without staleness; this one reaches {worst} at arrival "
+                f"{int(staleness.argmax())}: use schedule=rounds"
             )
 
     def read(self, state: State) -> Tensors:
@@ -191,7 +120,8 @@ class ControlVariates(Descent):
 
 @dataclass(frozen=True)
 class Mixing(Discounted, Rule):
-    """Xie et al.'s FedAsync: mix the client's MODEL into the current one, w <- (1 - a) w + a w_i, a = mix * s(staleness)."""
+    """Xie et al.'s FedAsync: mix the client's MODEL into the current one, w <- (1 - a) w + a w_i, a = mix *
+    s(staleness)."""
 
     mix: float = 0.6
     """Share of the arriving model, before it is discounted."""

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from persafl_lit.sweep.forecast import Forecast, makespan
-from persafl_lit.sweep.outcome import UNCHANGED, Outcome
-from persafl_lit.sweep.perform import Message
+from persafl_lit.sweep.results import UNCHANGED, Outcome
+from persafl_lit.sweep.run_trial import Message
 from persafl_lit.sweep.trials import Trial
 
 MOST_LINES = 8
@@ -66,7 +66,9 @@ class Board:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._console.is_terminal:
             self._live.stop()
 
@@ -86,7 +88,11 @@ class Board:
             running.began, running.resumed_at = self._clock(), running.share
         if point := message.get("point"):
             accuracy = point.get("accuracy.test")
-            running.score = f"accuracy {accuracy:.3f}" if accuracy is not None and accuracy == accuracy else f"loss {point['loss.test']:.4g}"
+            running.score = (
+                f"accuracy {accuracy:.3f}"
+                if accuracy is not None and accuracy == accuracy
+                else f"loss {point['loss.test']:.4g}"
+            )
 
     def leaves(self, trial: Trial) -> Running:
         return self.running.pop(trial.hash)
@@ -97,21 +103,37 @@ class Board:
         self.running.pop(outcome.trial.hash, None)
         if outcome.status == "failed":
             self.failures.append(outcome)
-        if outcome.summary is not None and outcome.summary.get("wall_seconds") and not outcome.imported:  # another machine has its own pace
-            self._forecast.finished(outcome.trial, outcome.summary["wall_seconds"], outcome.summary.get("evaluation_share") or 0.0)
+        if (
+            outcome.summary is not None and outcome.summary.get("wall_seconds") and not outcome.imported
+        ):  # another machine has its own pace
+            self._forecast.finished(
+                outcome.trial, outcome.summary["wall_seconds"], outcome.summary.get("evaluation_share") or 0.0
+            )
         if before:
             return
         if not self._console.is_terminal or outcome.status == "failed":
             accuracy = outcome.value("accuracy.test")
-            what = f"{outcome.status}: {outcome.error}" if outcome.error else f"accuracy {accuracy:.4f}" if accuracy is not None else outcome.status
+            what = (
+                f"{outcome.status}: {outcome.error}"
+                if outcome.error
+                else f"accuracy {accuracy:.4f}"
+                if accuracy is not None
+                else outcome.status
+            )
             what = what if outcome.counts or outcome.status != "finished" else f"no result: {UNCHANGED}"
-            self.say(f"{sum(self.counts.values())}/{self.total} {outcome.trial.name}: {what}{self._left(', about {} left')}")
+            self.say(
+                f"{sum(self.counts.values())}/{self.total} {outcome.trial.name}: {what}{self._left(', about {} left')}"
+            )
 
     # -- the view -----------------------------------------------------------------------------------------------------
 
     def seconds_left(self) -> float | None:
         """Trials under way, those that wait, and the second stage after them."""
-        now, runs, choices = self._clock(), list(self.running.values()), [trial for trials in self.later for trial in trials]
+        now, runs, choices = (
+            self._clock(),
+            list(self.running.values()),
+            [trial for trials in self.later for trial in trials],
+        )
         paces = [(run.trial, (now - run.began) / run.progress) for run in runs if run.progress > 0.05]
         seconds = self._forecast.seconds([*(run.trial for run in runs), *self.waiting, *choices], paces)
         if seconds is None:
@@ -127,7 +149,9 @@ class Board:
         elapsed = now - run.began
         if run.progress <= 0:
             return max(expected * (1 - run.share) - elapsed, 0.0)
-        return (1 - run.share) * (elapsed + (1 - run.progress) * expected)  # progress * (elapsed / progress) + (1 - progress) * expected
+        return (1 - run.share) * (
+            elapsed + (1 - run.progress) * expected
+        )  # progress * (elapsed / progress) + (1 - progress) * expected
 
     def _left(self, form: str) -> str:
         seconds = self.seconds_left()
@@ -137,12 +161,22 @@ class Board:
         done = sum(self.counts.values())
         words = ", ".join(f"{count} {status}" for status, count in self.counts.items()) or "none done"
         head = Table.grid(padding=(0, 1))
-        head.add_row(self.title, ProgressBar(self.total, done, width=30), f"{done}/{self.total} trials", f"({words})", self._left("about {} left"))
+        head.add_row(
+            self.title,
+            ProgressBar(self.total, done, width=30),
+            f"{done}/{self.total} trials",
+            f"({words})",
+            self._left("about {} left"),
+        )
         rows = Table.grid(padding=(0, 1))
         for run in list(self.running.values())[:MOST_LINES]:
             progress = f"{run.updates}/{run.total}" if run.total else "starting"
-            rows.add_row(Text(f"  {run.trial.name}"), ProgressBar(max(run.total, 1), run.updates, width=20), progress, run.score)
-        failed = [Text(f"  failed: {failure.trial.name}: {failure.error}", style="red") for failure in self.failures[-3:]]
+            rows.add_row(
+                Text(f"  {run.trial.name}"), ProgressBar(max(run.total, 1), run.updates, width=20), progress, run.score
+            )
+        failed = [
+            Text(f"  failed: {failure.trial.name}: {failure.error}", style="red") for failure in self.failures[-3:]
+        ]
         return Group(head, rows, *failed)
 
 

@@ -1,4 +1,5 @@
-"""How long a sweep will take: visits and evaluations of each trial are counted, and some of each kind are timed here."""
+"""How long a sweep will take: visits and evaluations of each trial are counted, and some of each kind are timed
+here."""
 
 from __future__ import annotations
 
@@ -7,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from persafl_lit.api import affordable_evaluations, quiet_single_threaded_torch, work_of
-from persafl_lit.client import build_backbone
-from persafl_lit.config import Config
-from persafl_lit.executors import Worker
-from persafl_lit.experiment import evaluated_clients, evaluation_moments
-from persafl_lit.messages import Evaluate, Train
+from persafl_lit.api import quiet_single_threaded_torch, work_of
+from persafl_lit.config.compose import Config
+from persafl_lit.engine.evaluation_plan import affordable_evaluations, evaluated_clients, evaluation_moments
+from persafl_lit.engine.executors import Worker
+from persafl_lit.engine.messages import Evaluate, Train
+from persafl_lit.models.backbone import build_backbone
 from persafl_lit.sweep.forecast import EACH, kind_of, makespan
 from persafl_lit.sweep.trials import Trial
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from persafl_lit import __version__
+from persafl_lit.common.input_files import plain_file
 from persafl_lit.errors import ConfigError, shown
-from persafl_lit.inputs import plain_file
-from persafl_lit.report.export import COSTS, FURTHER, IDENTITY, RESULTS, column_of
-from persafl_lit.sweep.plan import Plan
+from persafl_lit.learning.metric_names import MEASURED, SIGNS
+from persafl_lit.report.export import AGGREGATES, COSTS, FURTHER, IDENTITY, RESULTS, column_of, key_of
+from persafl_lit.report.record import UNCHANGED
+from persafl_lit.sweep.plan import Plan, Select
 from persafl_lit.sweep.trials import Trial, first_trials, on_other_seeds
 
 Cells = dict[str, str]
@@ -67,60 +69,117 @@ def read_finished(plan: Plan, files: Sequence[str], any_version: bool = False) -
     notes: list[str] = []
     for file in files:
         others: dict[str, int] = {}
-        curves = _read_curves(Path(file).parent / "curves.csv")
-        for line, cells in _rows(file, [*IDENTITY, *map(column_of, RESULTS), *([] if any_version else ["version"])], plan.select.metric):
+        elsewhere: dict[str, int] = {}
+        needed = [*IDENTITY, *map(column_of, RESULTS), *([] if any_version else ["version"])]
+        rows = list(_rows(file, needed, plan.select.metric))
+        curves = _read_curves(Path(file).parent / "curves.csv", _further_names(rows[0][1]) if rows else ())
+        for line, cells in rows:
             version = cells.get("version", "")
             if cells["status"] != "FINISHED":
                 continue
             if version != __version__ and not (any_version and cells["trial"] in known):
                 others[version] = others.get(version, 0) + 1
                 continue
-            exported = _exported(file, line, cells, known, plan.select.metric, curves)
+            target = cells.get("target", "")
+            if target not in ("", plan.name) and cells["trial"] not in known:
+                elsewhere[target] = elsewhere.get(target, 0) + 1
+                continue
+            exported = _exported(file, line, cells, known, plan.select, curves)
             _agree(found.setdefault(cells["trial"], exported), exported, cells["trial"])
         if others:
             notes.append(_of_other_versions(file, others, any_version))
+        if elsewhere:
+            count, names = sum(elsewhere.values()), ", ".join(map(shown, sorted(elsewhere)))
+            notes.append(f"{file}: {_rows_text(count)} of other targets ({names}) are no trials of this sweep")
     return Finished(found, tuple(notes))
 
 
 def _of_other_versions(file: str, versions: Mapping[str, int], any_version: bool) -> str:
     count, names = sum(versions.values()), ", ".join(sorted(version or "unknown" for version in versions))
-    what = f"{file}: {count} finished {'row' if count == 1 else 'rows'} of another version ({names}; this is {__version__})"
+    what = f"{file}: {_rows_text(count)} of another version ({names}; this is {__version__})"
     return f"{what} {'are no trials of this sweep' if any_version else 'do not count; --any-version counts them'}"
 
 
-def _exported(file: str, line: int, cells: Cells, known: Mapping[str, Trial], metric: str, curves: Mapping[str, dict[str, list[float]]]) -> Exported:
+def _rows_text(count: int) -> str:
+    return f"{count} finished {'row' if count == 1 else 'rows'}"
+
+
+def _exported(
+    file: str,
+    line: int,
+    cells: Cells,
+    known: Mapping[str, Trial],
+    select: Select,
+    curves: Mapping[str, dict[str, list[float]]],
+) -> Exported:
     place, trial = f"{file}:{line}", known.get(cells["trial"])
     if trial is None:
-        raise ConfigError(f"{place}: {shown(cells['trial'])} is no trial of this sweep; give the files and overrides that belong together")
+        raise ConfigError(
+            f"{place}: {shown(cells['trial'])} is no trial of this sweep; give the files and overrides that "
+            "belong together"
+        )
     if (cells["method"], cells["seed"]) != (trial.method, str(trial.seed)):
         told = shown(f"{cells['method']} seed={cells['seed']}")
         raise ConfigError(f"{place}: the trial {trial.hash} is {trial.method} seed={trial.seed}, not {told}")
-    beside = [f"beside.{found[1]}.{found[2]}" for found in map(re.compile(r"beside_(.+)_(val|test)").fullmatch, cells) if found]
-    keys = (*RESULTS, *COSTS, *FURTHER, *beside, "holdout.accuracy.val", "holdout.accuracy.test")
-    results = {key: _result(place, column_of(key), cells.get(column_of(key), "")) for key in keys}
-    results = {key: value for key, value in results.items() if value is not None or not key.startswith(("beside.", "holdout."))}
-    for key in (*RESULTS[:4], metric):
+    beside = [
+        f"beside.{found[1]}.{found[2]}"
+        for found in map(re.compile(r"beside_(.+)_(val|test)").fullmatch, cells)
+        if found
+    ]
+    further = _further_names(cells)
+    metrics = [f"metrics.{name}.{about}" for name in further for about in AGGREGATES]
+    keys = (*RESULTS, *COSTS, *FURTHER, *beside, "holdout.accuracy.val", "holdout.accuracy.test", *metrics)
+    results: dict[str, Any] = {key: _result(place, column_of(key), cells.get(column_of(key), "")) for key in keys}
+    results |= {key: _direction(place, key, cells) for name in further if (key := f"metrics.{name}.direction")}
+    chosen_by = key_of(select.metric)
+    if chosen_by != select.metric:  # the sweep knows which values are better, also where the file does not say
+        results[chosen_by.replace(".val", ".direction")] = next(word for word in SIGNS if SIGNS[word] == select.sign)
+    results = {
+        key: value for key, value in results.items() if value is not None or not key.startswith(("beside.", "holdout."))
+    }
+    if cells.get("note") == UNCHANGED:
+        results["model_changed"] = False
+    for key in (*RESULTS[:4], chosen_by):
         if results[key] is None:
             raise ConfigError(f"{place}: {column_of(key)} of a finished trial is empty")
     return Exported(file, line, cells.get("version", ""), cells.get("commit", ""), results, curves.get(trial.hash, {}))
 
 
 def _agree(first: Exported, second: Exported, trial: str) -> None:
-    for key in RESULTS:
+    scores = [key for key in first.results if key.startswith("metrics.") and key in second.results]
+    for key in (*RESULTS, *scores):
         if first.results[key] != second.results[key]:
             values = f"{column_of(key)} {second.results[key]!r} instead of {first.results[key]!r}"
-            raise ConfigError(f"{second.file}:{second.line}: the trial {trial} has another result than in {first.file}:{first.line}: {values}")
+            raise ConfigError(
+                f"{second.file}:{second.line}: the trial {trial} has another result than in "
+                f"{first.file}:{first.line}: {values}"
+            )
 
 
 def _result(place: str, column: str, text: str) -> float | None:
     if not text:
         return None
     value = _number(place, column, text)
+    if column.startswith("metrics_"):
+        return value
     if "accuracy" in column and not 0 <= value <= 1:
         raise ConfigError(f"{place}: {column} must be from 0 to 1; got {shown(text)}")
     if value < 0 and not column.startswith("loss_"):
         raise ConfigError(f"{place}: {column} must be >= 0; got {shown(text)}")
     return value
+
+
+def _further_names(cells: Mapping[str, str]) -> list[str]:
+    """Metrics beside accuracy and loss that a row has columns of."""
+    found = map(re.compile(r"metrics_([A-Za-z]\w*)_(?:val|test)", re.ASCII).fullmatch, cells)
+    return list(dict.fromkeys(name[1] for name in found if name))
+
+
+def _direction(place: str, key: str, cells: Cells) -> str | None:
+    text = cells.get(column_of(key), "")
+    if text and text not in SIGNS:
+        raise ConfigError(f"{place}: {column_of(key)} must be {' or '.join(SIGNS)}; got {shown(text)}")
+    return text or None
 
 
 def _number(place: str, column: str, text: str) -> float:
@@ -146,8 +205,8 @@ def _rows(file: str, needed: Iterable[str], metric: str = "") -> Iterator[tuple[
         for column in needed:
             if column not in head:
                 raise ConfigError(f"{file}:1: there is no column {column}; `persafl report` writes such files")
-        if metric and column_of(metric) not in head:
-            raise ConfigError(f"{file}:1: this sweep selects by {metric}, and there is no column {column_of(metric)}")
+        if metric and (column := column_of(key_of(metric))) not in head:
+            raise ConfigError(f"{file}:1: this sweep selects by {metric}, and there is no column {column}")
         if len(set(head)) < len(head):
             raise ConfigError(f"{file}:1: a column is there twice")
         line = reader.line_num + 1
@@ -164,22 +223,30 @@ def _rows(file: str, needed: Iterable[str], metric: str = "") -> Iterator[tuple[
 # -- curves -----------------------------------------------------------------------------------------------------------
 
 
-def _read_curves(path: Path) -> dict[str, dict[str, list[float]]]:
-    """By trial, the columns over the evaluations; nothing if there is no such file."""
-    found: dict[str, dict[str, list[float]]] = {}
+def _read_curves(path: Path, metrics: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+    """By trial, the columns over the evaluations in order of simulated time; nothing if there is no such file.
+    `metrics` are the names of those beside accuracy and loss."""
     if not path.exists():
-        return found
+        return {}
     needed = ("method", "seed", "trial", "sim_time", "updates")
+    points: dict[str, dict[float, dict[str, float]]] = {}
     for line, cells in _rows(str(path), needed):
-        place, told = f"{path}:{line}", {column: text for column, text in cells.items() if column not in ("method", "seed", "trial")}
-        values = {_metric(column): _number(place, column, text) if text or column in needed else math.nan for column, text in told.items()}
-        columns = found.setdefault(cells["trial"], {key: [] for key in values})
-        if not columns["sim_time"] or values["sim_time"] > columns["sim_time"][-1]:  # else a second run of the same trial
-            for key, value in values.items():
-                columns[key].append(value)
+        place = f"{path}:{line}"
+        told = {column: text for column, text in cells.items() if column not in ("method", "seed", "trial")}
+        values = {
+            _metric(column, metrics): _number(place, column, text) if text or column in needed else math.nan
+            for column, text in told.items()
+        }
+        points.setdefault(cells["trial"], {}).setdefault(values["sim_time"], values)  # else a second run of the trial
+    found: dict[str, dict[str, list[float]]] = {}
+    for trial, by_time in points.items():
+        ordered = [by_time[time] for time in sorted(by_time)]
+        found[trial] = {key: [values[key] for values in ordered] for key in ordered[0]}
     return found
 
 
-def _metric(column: str) -> str:
-    """accuracy_val is accuracy.val, own_accuracy_test is own.accuracy.test."""
-    return re.sub(r"^(?:(.+)_)?(accuracy|loss)_(.+)$", lambda parts: ".".join(part for part in parts.groups() if part), column)
+def _metric(column: str, metrics: Sequence[str]) -> str:
+    """accuracy_val is accuracy.val, own_accuracy_test is own.accuracy.test, holdout_f1_test is holdout.f1.test."""
+    kinds = "|".join(sorted((*MEASURED, *metrics), key=len, reverse=True))
+    form = rf"^(?:(holdout)_)?(?:(.+?)_)??({kinds})_({'|'.join(AGGREGATES)})$"
+    return re.sub(form, lambda parts: ".".join(part for part in parts.groups() if part), column)

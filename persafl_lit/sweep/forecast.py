@@ -2,8 +2,8 @@
 
 seconds of a trial = EACH + gradients * (seconds per gradient) + evaluation
 
-A trial's gradients are counted beforehand. Seconds per gradient and of evaluation are those of finished trials of its kind, of trials of
-its kind that are under way, or else of all kinds.
+A trial's gradients are counted beforehand. Seconds per gradient and of evaluation are those of finished trials of its
+kind, of trials of its kind that are under way, or else of all kinds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from persafl_lit.config import Config
+from persafl_lit.config.compose import Config
 from persafl_lit.sweep.trials import Trial, timeline_of
 
 EACH = 3.0
@@ -48,28 +48,42 @@ class Forecast:
 
     def finished(self, trial: Trial, wall_seconds: float, evaluation_share: float) -> None:
         """`wall_seconds` are those of its summary: all its starts, without EACH."""
-        self._finished.setdefault(self.kind(trial), []).append(Sample(self.gradients(trial), wall_seconds, evaluation_share))
+        self._finished.setdefault(self.kind(trial), []).append(
+            Sample(self.gradients(trial), wall_seconds, evaluation_share)
+        )
 
     def seconds(self, trials: Iterable[Trial], under_way: Iterable[tuple[Trial, float]] = ()) -> list[float] | None:
-        """Of each trial from its beginning to its end; `under_way` are trials with what they will have taken by their own pace.
-        None while nothing is known."""
+        """Of each trial from its beginning to its end; `under_way` are trials with what they will have taken by their
+        own pace. None while nothing is known."""
         known = dict(self._finished)
         for trial, wall_seconds in under_way:
             if self.kind(trial) not in self._finished:
                 others = [sample.evaluation_share for samples in self._finished.values() for sample in samples]
                 share = statistics.fmean(others) if others else 0.0
-                known[self.kind(trial)] = [*known.get(self.kind(trial), ()), Sample(self.gradients(trial), wall_seconds, share)]
+                known[self.kind(trial)] = [
+                    *known.get(self.kind(trial), ()),
+                    Sample(self.gradients(trial), wall_seconds, share),
+                ]
         if not known:
             return None
         paces = {kind: _pace(samples) for kind, samples in known.items()}
         usual = _pace([sample for samples in known.values() for sample in samples])
-        return [EACH + pace * self.gradients(trial) + evaluation for trial in trials for pace, evaluation in [paces.get(self.kind(trial), usual)]]
+        return [
+            EACH + pace * self.gradients(trial) + evaluation
+            for trial in trials
+            for pace, evaluation in [paces.get(self.kind(trial), usual)]
+        ]
 
     def gradients(self, trial: Trial) -> float:
         """Of its training."""
         if trial.hash not in self._gradients:
             config = trial.config
-            key = json.dumps([config.values[name] for name in ("schedule", "delays", "clients", "seed", "horizon", "updates", "local_steps")])
+            key = json.dumps(
+                [
+                    config.values[name]
+                    for name in ("schedule", "delays", "clients", "seed", "horizon", "updates", "local_steps")
+                ]
+            )
             cost = config.objective().cost
             if (key := f"{key} {cost if config.delays.get('per_gradient') else ''}") not in self._timelines:
                 timeline = timeline_of(config)
@@ -100,6 +114,12 @@ def makespan(under_way: Sequence[float], waiting: Iterable[float], lanes: int) -
 
 def kind_of(config: Config, *more: str) -> str:
     """What a gradient and an evaluation of a trial cost the same as in others."""
-    values: dict[str, Any] = {group: config.values[group] for group in ("data", "model", "batch_size", "precision", "derivatives", "eval", *more)}
+    values: dict[str, Any] = {
+        group: config.values[group]
+        for group in ("data", "model", "batch_size", "precision", "derivatives", "eval", *more)
+    }
     # The method's step sizes change no time.
-    return json.dumps(values | {"method": {key: config.method.get(key) for key in ("name", "objective", "inner_steps", "hvp")}}, sort_keys=True)
+    return json.dumps(
+        values | {"method": {key: config.method.get(key) for key in ("name", "objective", "inner_steps", "hvp")}},
+        sort_keys=True,
+    )

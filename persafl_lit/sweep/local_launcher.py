@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from persafl_lit.errors import WorkerError
-from persafl_lit.sweep.perform import Message, Order
+from persafl_lit.sweep.run_trial import Message, Order
 
 
 @dataclass
@@ -98,10 +98,17 @@ class Local:
     def _open(self) -> Seat:
         number = max([int(seat.log.stem.split("-")[-1]) for seat in self._seats], default=-1) + 1
         log = self.folder / f"worker-{number}.log"
-        command = [sys.executable, "-m", "persafl_lit.sweep.worker"]
+        command = [sys.executable, "-m", "persafl_lit.sweep.trial_process"]
         environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         with open(log, "wb") as said:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=environment, start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env=environment,
+                start_new_session=True,
+            )
         seat = Seat(process, log)
         self._seats.append(seat)
         self._selector.register(_output(seat), selectors.EVENT_READ, seat)

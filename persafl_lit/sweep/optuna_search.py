@@ -1,7 +1,9 @@
-"""A search that learns: Optuna proposes settings from what earlier ones came to, and gives bad trials up at evaluations.
+"""A search that learns: Optuna proposes settings from what earlier ones came to, and gives bad trials up at
+evaluations.
 
-The only file that imports Optuna. Its storage is beside the store; a search that was interrupted goes on with the settings it had
-proposed. What is proposed depends on the order in which trials end: unlike a grid, a search is not reproducible to the bit.
+The only file that imports Optuna. Its storage is beside the store; a search that was interrupted goes on with the
+settings it had proposed. What is proposed depends on the order in which trials end: unlike a grid, a search is not
+reproducible to the bit.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from typing import Any
 import optuna
 
 from persafl_lit.errors import ConfigError
-from persafl_lit.sweep.outcome import Outcome
-from persafl_lit.sweep.perform import Message
 from persafl_lit.sweep.plan import Block, Choice, Plan, Range
+from persafl_lit.sweep.results import Outcome
+from persafl_lit.sweep.run_trial import Message
 from persafl_lit.sweep.trials import Setting, Trial, make_trial, rounded
 
 STATES = optuna.trial.TrialState
@@ -77,7 +79,9 @@ class Adaptive:
         optuna.logging.set_verbosity(logging.ERROR)
         for block in plan.blocks:
             if not block.varied:
-                raise ConfigError(f"{plan.place(block)}: a search needs something to vary; give a key a list or a range")
+                raise ConfigError(
+                    f"{plan.place(block)}: a search needs something to vary; give a key a list or a range"
+                )
             make_trial(plan, block, _end(block, -1), plan.seeds[0])  # refused now rather than later
         storage = optuna.storages.RDBStorage(f"sqlite:///{folder.absolute()}/optuna.db")
         self._plan = plan
@@ -111,7 +115,9 @@ class Adaptive:
     def prunes(self, trial: Trial, message: Message) -> bool:
         metric = self._plan.select.metric
         value = message["point"].get(metric)
-        if value is None or value != value or trial.hash not in self._under_way:  # one that Optuna thought ended is tried again
+        if (
+            value is None or value != value or trial.hash not in self._under_way
+        ):  # one that Optuna thought ended is tried again
             return False
         self._steps[trial.hash] += 1
         step = self._steps[trial.hash]
@@ -134,16 +140,25 @@ def _suggest(proposed: optuna.trial.Trial, key: str, choice: Choice) -> Any:
         if choice.whole:
             return proposed.suggest_int(key, int(choice.low), int(choice.high), log=choice.log)
         return rounded(proposed.suggest_float(key, choice.low, choice.high, log=choice.log))
-    return choice[proposed.suggest_categorical(key, list(range(len(choice))))]  # any value may be listed, not only Optuna's types
+    return choice[
+        proposed.suggest_categorical(key, list(range(len(choice))))
+    ]  # any value may be listed, not only Optuna's types
 
 
 def _setting(block: Block, params: Mapping[str, Any]) -> Setting:
     """A setting again from what Optuna keeps of it."""
     return {
-        key: choice[params[key]] if not isinstance(choice, Range) else params[key] if choice.whole else rounded(params[key])
+        key: choice[params[key]]
+        if not isinstance(choice, Range)
+        else params[key]
+        if choice.whole
+        else rounded(params[key])
         for key, choice in block.varied.items()
     }
 
 
 def _end(block: Block, which: int) -> Setting:
-    return {key: (choice.low, choice.high)[which] if isinstance(choice, Range) else choice[which] for key, choice in block.varied.items()}
+    return {
+        key: (choice.low, choice.high)[which] if isinstance(choice, Range) else choice[which]
+        for key, choice in block.varied.items()
+    }

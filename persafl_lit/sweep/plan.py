@@ -6,7 +6,8 @@ grid:                                       # a list of blocks; each is a cartes
   - {method: persafl_me, method.lam: [20, 25, 30], schedule.tau: [10, 30]}
 seeds: [0, 1, 2]
 select: {metric: accuracy.val, stages: two} # the grid on the first seed, then each method's best on all
-search: {how: random, trials: 20}           # values by chance instead of all; then {low: 1, high: 50, log: true} may stand for a list
+search: {how: random, trials: 20}           # values by chance instead of all; then {low: 1, high: 50, log: true} may
+stand for a list
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from persafl_lit.config import compose, flat_overrides
+from persafl_lit.common.fields import NOT_A_KEY
+from persafl_lit.config.coerce import coerce, construct
+from persafl_lit.config.compose import compose, flat_overrides
+from persafl_lit.config.schema import Tracking
 from persafl_lit.errors import ConfigError, closest
 from persafl_lit.report.record import model_changed
-from persafl_lit.settings import Tracking
-from persafl_lit.sweep.source import Source
-from persafl_lit.typed import NOT_A_KEY, coerce, construct
+from persafl_lit.sweep.yaml_lines import Source
 
 KEYS = ("name", "overrides", "grid", "seeds", "select", "search")
 METRICS = {"accuracy.val": 1, "loss.val": -1}
@@ -38,7 +40,10 @@ class Select:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z]\w*\.val", self.metric, re.ASCII):
-            raise ConfigError(f"select.metric must be {' or '.join(METRICS)} or NAME.val (nothing is chosen on test data); got {self.metric!r}")
+            raise ConfigError(
+                f"select.metric must be {' or '.join(METRICS)} or NAME.val (nothing is chosen on test data); "
+                f"got {self.metric!r}"
+            )
         if self.stages not in ("one", "two"):
             raise ConfigError(f"select.stages must be one or two; got {self.stages!r}")
 
@@ -156,9 +161,13 @@ def plan_of(source: Source, default_name: str, overrides: Iterable[str] = ()) ->
     for block in blocks:
         for key in (*block.fixed, *block.varied):
             if key == "seed":
-                raise source.refuse(("grid", block.number, key), "seed does not belong into the grid; list seeds under seeds")
+                raise source.refuse(
+                    ("grid", block.number, key), "seed does not belong into the grid; list seeds under seeds"
+                )
             if key in asked:
-                raise ConfigError(f"{key} is set by the grid ({plan.place(block, key)}) and on the command line; drop one")
+                raise ConfigError(
+                    f"{key} is set by the grid ({plan.place(block, key)}) and on the command line; drop one"
+                )
     return plan
 
 
@@ -167,17 +176,30 @@ def _directed(source: Source, select: Select, common: Mapping[str, Any]) -> Sele
     if select.metric in METRICS:
         return select
     name = select.metric.removesuffix(".val")
-    config = compose({key: value for key, value in common.items() if key.startswith(("eval.metrics", "eval.direction", "allow_code"))})
+    config = compose(
+        {
+            key: value
+            for key, value in common.items()
+            if key.startswith(("eval.metrics", "eval.direction", "allow_code"))
+        }
+    )
     sign = config.metric_sign(name)
     if not sign:
-        why = f"overrides must list {name} under eval.metrics or, if the model logs it, say eval.direction.{name}=higher or lower"
-        raise source.refuse(("select",), f"select.metric={select.metric}: it is not known which values are better; {why}")
+        why = (
+            f"overrides must list {name} under eval.metrics or, if the model logs it, say "
+            f"eval.direction.{name}=higher or lower"
+        )
+        raise source.refuse(
+            ("select",), f"select.metric={select.metric}: it is not known which values are better; {why}"
+        )
     return replace(select, direction=sign)
 
 
 def _common(source: Source) -> dict[str, Any]:
     listed = source.values.get("overrides") or []
-    if not isinstance(listed, (list, dict)) or (isinstance(listed, list) and not all(isinstance(item, str) for item in listed)):
+    if not isinstance(listed, (list, dict)) or (
+        isinstance(listed, list) and not all(isinstance(item, str) for item in listed)
+    ):
         raise source.refuse(("overrides",), "overrides is a list such as [data=digits, horizon=40]")
     try:
         common = flat_overrides(listed)
@@ -202,7 +224,13 @@ def _section(source: Source, key: str, cls: type) -> Any:
     if values is None:
         return None
     if not isinstance(values, dict):
-        raise source.refuse((key,), f"{key} is a mapping such as {'{metric: accuracy.val}' if key == 'select' else '{how: random, trials: 20}'}")
+        raise source.refuse(
+            (key,),
+            (
+                f"{key} is a mapping such as "
+                f"{'{metric: accuracy.val}' if key == 'select' else '{how: random, trials: 20}'}"
+            ),
+        )
     try:
         return construct(cls, values, key)
     except ConfigError as error:
@@ -213,7 +241,9 @@ def _blocks(source: Source, searching: bool) -> tuple[Block, ...]:
     grid = source.values.get("grid")
     blocks = [grid] if isinstance(grid, dict) else grid
     if not isinstance(blocks, list) or not blocks or not all(isinstance(block, dict) and block for block in blocks):
-        raise source.refuse(("grid",), "grid is a list of blocks such as {method: fedasync, method.beta: [0.8, 1.0]}, and not empty")
+        raise source.refuse(
+            ("grid",), "grid is a list of blocks such as {method: fedasync, method.beta: [0.8, 1.0]}, and not empty"
+        )
     if isinstance(grid, dict):
         raise source.refuse(("grid",), "grid is a list of blocks: write '- ' before the first key")
     return tuple(_block(source, number, block, searching) for number, block in enumerate(blocks))
@@ -226,7 +256,10 @@ def _block(source: Source, number: int, block: Mapping[str, Any], searching: boo
         path = ("grid", number, key)
         if isinstance(value, dict):
             if not searching:
-                raise source.refuse(path, f"{key}: a range needs a search, e.g. search: {{how: random, trials: 20}}; a grid takes a list")
+                raise source.refuse(
+                    path,
+                    f"{key}: a range needs a search, e.g. search: {{how: random, trials: 20}}; a grid takes a list",
+                )
             try:
                 varied[key] = construct(Range, value, key)
             except ConfigError as error:

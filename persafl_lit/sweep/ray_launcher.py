@@ -1,5 +1,5 @@
-"""Trials as Ray tasks, on a cluster or on a Ray of this machine. A trial whose node is lost is begun again on another, from its
-checkpoint where that can be read."""
+"""Trials as Ray tasks, on a cluster or on a Ray of this machine. A trial whose node is lost is begun again on another,
+from its checkpoint where that can be read."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from persafl_lit.common.limits import cores
+from persafl_lit.common.process_memory import keep_freed_memory
+from persafl_lit.engine.executors.ray_cluster import connect
 from persafl_lit.errors import ConfigError, first_line
-from persafl_lit.executors.cluster import connect
-from persafl_lit.limits import cores
-from persafl_lit.memory import keep_freed_memory
-from persafl_lit.sweep.perform import Message, Order, perform
+from persafl_lit.sweep.run_trial import Message, Order, perform
 
 RETRIES = 5
 """How often Ray begins a trial again whose process or node was lost."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from persafl_lit.nested import get
+from persafl_lit.config.paths import get
 from persafl_lit.report.record import model_changed
 from persafl_lit.sweep.plan import Select
 from persafl_lit.sweep.trials import Trial
@@ -52,7 +50,9 @@ class Outcome:
             return None
         name, _, about = column.partition(".")
         further: Mapping[str, Any] = self.summary.get("metrics") or {}
-        return further[name].get(about) if name in further else get(self.summary, column) if name in self.summary else None
+        return (
+            further[name].get(about) if name in further else get(self.summary, column) if name in self.summary else None
+        )
 
     @property
     def counts(self) -> bool:
@@ -78,45 +78,49 @@ class Chosen:
     def over_seeds(self, column: str) -> tuple[float, float]:
         """Mean and sample standard deviation; nan where there is none."""
         values = [float(value) for outcome in self.outcomes if (value := outcome.value(column)) is not None]
-        return (statistics.fmean(values) if values else math.nan), (statistics.stdev(values) if len(values) > 1 else math.nan)
+        return (statistics.fmean(values) if values else math.nan), (
+            statistics.stdev(values) if len(values) > 1 else math.nan
+        )
 
 
 def choose(outcomes: Sequence[Outcome], select: Select) -> list[Chosen]:
-    """Each method's best setting by the mean over seeds, the best method first. A setting with fewer finished seeds than another
-    of its method has not been tried as hard, and does not compete. Of equal ones it is the first by name, in whatever order they ended."""
-    settings: dict[str, dict[str, list[Outcome]]] = {}
+    """Each method's best setting on each task by the mean over seeds; task by task, the best method first. A setting
+    with fewer finished seeds than another of its method and task has not been tried as hard, and does not compete. Of
+    equal ones it is the first by name, in whatever order they ended."""
+    settings: dict[Any, dict[str, list[Outcome]]] = {}
     for outcome in outcomes:
         if outcome.summary is not None and math.isfinite(select.score(outcome.summary)):
             key = repr((outcome.trial.block.number, sorted(outcome.trial.setting.items())))
-            settings.setdefault(outcome.trial.method, {}).setdefault(key, []).append(outcome)
+            settings.setdefault(outcome.trial.group, {}).setdefault(key, []).append(outcome)
     chosen = []
     for tried in settings.values():
         most = max(map(len, tried.values()))
         whole = [runs for _, runs in sorted(tried.items()) if len(runs) == most]
-        scored = [Chosen(tuple(runs), statistics.fmean(select.score(run.summary or {}) for run in runs)) for runs in whole]
+        scored = [
+            Chosen(tuple(runs), statistics.fmean(select.score(run.summary or {}) for run in runs)) for runs in whole
+        ]
         chosen.append(max(scored, key=lambda found: found.score))
-    return sorted(chosen, key=lambda found: -found.score)
+    tasks = list(dict.fromkeys(task for task, _ in settings))
+    return sorted(chosen, key=lambda found: (tasks.index(found.trial.group[0]), -found.score))
 
 
 def table(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """One row per trial, with nothing in it that would differ if the sweep were done again."""
-    varied = list(dict.fromkeys(key for outcome in outcomes for key in outcome.trial.setting if key != "method"))
+    asked = list(dict.fromkeys(key for outcome in outcomes for key in outcome.trial.grid_values))
     rows = []
     for outcome in outcomes:
         flat = outcome.trial.config.flat()
-        row = {"method": outcome.trial.method, **{key: _text(flat.get(key, flat.get(f"{key}.name"))) for key in varied}, "seed": outcome.trial.seed}
+        row = {
+            "method": outcome.trial.method,
+            **{key: _text(flat.get(key, flat.get(f"{key}.name"))) for key in asked},
+            "seed": outcome.trial.seed,
+        }
         row |= {"status": outcome.status, **{column: outcome.value(column) for column in COLUMNS}}
-        rows.append(row | {"trial": outcome.trial.hash, "error": outcome.error, "note": outcome.note, "imported": outcome.imported})
+        rows.append(
+            row
+            | {"trial": outcome.trial.hash, "error": outcome.error, "note": outcome.note, "imported": outcome.imported}
+        )
     return rows
-
-
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return text.getvalue()
 
 
 def _text(value: Any) -> Any:

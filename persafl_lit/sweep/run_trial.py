@@ -1,4 +1,5 @@
-"""One trial, in whatever process: go on from its checkpoint if there is one, and say what came of it in plain values."""
+"""One trial, in whatever process: go on from its checkpoint if there is one, and say what came of it in plain
+values."""
 
 from __future__ import annotations
 
@@ -9,12 +10,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from persafl_lit.errors import CheckpointError, Interrupted, PersaflError, TakenError, TrackingError, UnwritableError, WorkerError, located
-from persafl_lit.lock import Lock
+from persafl_lit.common.lock import Lock
+from persafl_lit.errors import (
+    CheckpointError,
+    Interrupted,
+    PersaflError,
+    TakenError,
+    TrackingError,
+    UnwritableError,
+    WorkerError,
+    located,
+)
 
 if TYPE_CHECKING:
-    from persafl_lit.evaluate import Point
-    from persafl_lit.experiment import Experiment
+    from persafl_lit.engine.experiment import Experiment
+    from persafl_lit.learning.scores import Point
 
 EVERY = 0.5
 """Seconds of wall time between words about progress."""
@@ -57,7 +67,11 @@ class Reporter:
             self._tell({"updates": experiment.state.arrivals, "total": self._total})
 
     def on_evaluation(self, point: Point) -> None:
-        metrics = {key: value for key, value in point.metrics().items() if key.count(".") == 1 and key.endswith((".val", ".test"))}
+        metrics = {
+            key: value
+            for key, value in point.metrics().items()
+            if key.count(".") == 1 and key.endswith((".val", ".test"))
+        }
         self._tell({"updates": point.updates, "total": self._total, "point": metrics})
 
 
@@ -74,15 +88,22 @@ def forget(checkpoint: Path) -> None:
 def perform(order: Order, tell: Callable[[Message], None], should_stop: Callable[[], bool]) -> Message:
     """Exactly one of: summary, stopped, failed (by nature: it would fail again) or accident (worth another attempt)."""
     from persafl_lit.api import run
-    from persafl_lit.checkpoint import Checkpoint
-    from persafl_lit.config import compose
+    from persafl_lit.config.compose import compose
+    from persafl_lit.engine.checkpoint import Checkpoint
 
     with contextlib.suppress(OSError):
         os.chdir(order["folder"])
     config = compose(order["config"] | {"tracking.uri": order["uri"]})
 
     def attempt(resume: bool) -> Message:
-        result = run(config, resume=resume, callbacks=[Reporter(tell)], should_stop=should_stop, run_id=order["run_id"], wait_seconds=ORPHANS)
+        result = run(
+            config,
+            resume=resume,
+            callbacks=[Reporter(tell)],
+            should_stop=should_stop,
+            run_id=order["run_id"],
+            wait_seconds=ORPHANS,
+        )
         return {"summary": result.summary()}
 
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sys
 import time
@@ -11,17 +10,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from persafl_lit import errors
+from persafl_lit.common.atomic_file import write_text_atomically
+from persafl_lit.common.csv_table import to_csv
+from persafl_lit.common.lock import Lock
 from persafl_lit.errors import ConfigError, Interrupted
-from persafl_lit.sweep.board import Board
+from persafl_lit.sweep.dashboard import Board
 from persafl_lit.sweep.finished import Exported
-from persafl_lit.sweep.outcome import Outcome, as_csv, choose, table
-from persafl_lit.sweep.perform import Message, Order, forget
 from persafl_lit.sweep.plan import Plan
+from persafl_lit.sweep.results import Outcome, choose, table
+from persafl_lit.sweep.run_trial import Message, Order, forget
 from persafl_lit.sweep.trials import Trial, first_trials, on_other_seeds, timeline_of
-from persafl_lit.tracking.family import IMPORTED, PLANNED, PRUNED, Family
+from persafl_lit.tracking.messages import IMPORTED, PLANNED, PRUNED
+from persafl_lit.tracking.sweep_runs import Family
 
 ATTEMPTS = 3
 """How often a trial is begun, in one sweep, before its accidents count as a failure."""
@@ -29,9 +32,16 @@ STOPS_WITHIN = 60.0
 """Seconds of wall time that trials under way have to write a checkpoint."""
 ACCIDENTS = ("WorkerError", "TrackingError", "TakenError", "UnwritableError")
 BY_NATURE = tuple(
-    name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.PersaflError) and name not in ACCIDENTS
+    name
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, errors.PersaflError) and name not in ACCIDENTS
 )
 """Errors that would come again."""
+
+
+def fails_again(error: str) -> bool:
+    """Whether a trial that ended with KIND: sentence would end so again."""
+    return error.partition(":")[0] in BY_NATURE
 
 
 class Launcher(Protocol):
@@ -123,12 +133,12 @@ class Conductor:
         return [outcome for outcome in self._outcomes.values() if outcome is not None]
 
     def conduct(self, supply: Supply) -> None:
-        """All trials, and in two stages each method's best on the other seeds."""
+        """All trials, and in two stages each method's best on each task on the other seeds."""
         if self._plan.two_stages:
-            methods: dict[str, list[Trial]] = {}
+            groups: dict[Any, list[Trial]] = {}
             for trial in supply.waiting():
-                methods.setdefault(trial.method, []).append(trial)
-            self._board.later = [trials for trials in methods.values() for _ in self._plan.seeds[1:]]
+                groups.setdefault(trial.group, []).append(trial)
+            self._board.later = [trials for trials in groups.values() for _ in self._plan.seeds[1:]]
         self._walk(supply)
         self._board.later = ()
         if self._plan.two_stages and len(self._plan.seeds) > 1:
@@ -137,7 +147,9 @@ class Conductor:
                 missing = f"no finished trial has {self._plan.select.metric} and a model that changed"
                 raise ConfigError(f"nothing can be chosen for the second stage: {missing}; see select.metric")
             for chosen in best:
-                self._board.say(f"chosen by {self._plan.select.metric} on seed {self._plan.seeds[0]}: {chosen.trial.name}")
+                self._board.say(
+                    f"chosen by {self._plan.select.metric} on seed {self._plan.seeds[0]}: {chosen.trial.name}"
+                )
             second = Listed(on_other_seeds(self._plan, [chosen.trial for chosen in best]))
             self._board.total += second.total()
             self._walk(second)
@@ -166,7 +178,9 @@ class Conductor:
         waiting = supply.waiting()
         resumed = sum(path.exists() for path in {trial.config.checkpoint_path for trial in waiting})
         if waiting and (self.outcomes or resumed) and not self._run_ids:
-            rest = f"; {resumed} of the others {'goes' if resumed == 1 else 'go'} on from a checkpoint" if resumed else ""
+            rest = (
+                f"; {resumed} of the others {'goes' if resumed == 1 else 'go'} on from a checkpoint" if resumed else ""
+            )
             self._board.say(f"{len(self.outcomes)} of {self._board.total} trials are done already{rest}")
 
     def abandon(self) -> None:
@@ -174,7 +188,12 @@ class Conductor:
         self._launcher.close()
         for trial in [*self._running.values(), *self._again]:
             self._family.end(self._run_ids[trial.hash], "KILLED", "interrupted")
-        for hash, child in self._before.items():  # of an earlier start that was killed; its trial is no more in the file, or was not reached
+        for (
+            hash,
+            child,
+        ) in (
+            self._before.items()
+        ):  # of an earlier start that was killed; its trial is no more in the file, or was not reached
             if child.status == "RUNNING" and hash not in self._run_ids and self._outcomes.get(hash) is None:
                 self._family.end(child.run_id, "KILLED", "interrupted")
 
@@ -193,7 +212,11 @@ class Conductor:
             return outcome
         if self._attempts[trial.hash]:
             return None
-        if child is not None and child.status == "FINISHED" and (summary := self._family.summary(child.run_id)) is not None:
+        if (
+            child is not None
+            and child.status == "FINISHED"
+            and (summary := self._family.summary(child.run_id)) is not None
+        ):
             forget(trial.config.checkpoint_path)  # killed between the end of its run and its own
             return Outcome(trial, child.run_id, "finished", summary, imported=child.imported)
         if trial.hash in self._finished:
@@ -202,13 +225,17 @@ class Conductor:
             return None
         if child.pruned:
             return Outcome(trial, child.run_id, "pruned")
-        if child.status == "FAILED" and child.error.partition(":")[0] in BY_NATURE and not self._retry_failed:
+        if child.status == "FAILED" and fails_again(child.error) and not self._retry_failed:
             return Outcome(trial, child.run_id, "failed", error=child.error)
         return None
 
     def _adopt(self, trial: Trial, exported: Exported) -> Outcome:
         """A trial that ran elsewhere becomes a finished run of this store: reports and the next start find it there."""
-        tags = {IMPORTED: exported.file, "persafl.version": exported.version, "mlflow.source.git.commit": exported.commit}
+        tags = {
+            IMPORTED: exported.file,
+            "persafl.version": exported.version,
+            "mlflow.source.git.commit": exported.commit,
+        }
         summary, timeline = exported.summary(trial), timeline_of(trial.config)
         text = timeline.to_csv() if timeline is not None and len(timeline) == summary["updates"] else None
         run_id = self._family.adopt(trial.config, trial.name, tags, summary, exported.curves, text)
@@ -221,7 +248,9 @@ class Conductor:
         self._attempts[trial.hash] += 1
         self._running[trial.hash] = trial
         self._board.starts(trial)
-        self._launcher.start(Order(trial=trial.hash, config=trial.config.values, run_id=run_id, uri=self._uri, folder=os.getcwd()))
+        self._launcher.start(
+            Order(trial=trial.hash, config=trial.config.values, run_id=run_id, uri=self._uri, folder=os.getcwd())
+        )
 
     def _hear(self, supply: Supply) -> None:
         for name, message in self._launcher.events(0.5):
@@ -278,16 +307,20 @@ class Conductor:
         give_up_at = time.monotonic() + STOPS_WITHIN
         while self._running and time.monotonic() < give_up_at:
             self._hear(supply)
-        raise Interrupted(f"stopped: {len(self.outcomes)} of {self._board.total} trials are done; the same command goes on")
+        raise Interrupted(
+            f"stopped: {len(self.outcomes)} of {self._board.total} trials are done; the same command goes on"
+        )
 
 
 def supply_of(plan: Plan, folder: Path) -> Supply:
     if plan.search is None or plan.search.how == "random":
         return Listed(first_trials(plan))
     try:
-        from persafl_lit.sweep.adaptive import Adaptive
+        from persafl_lit.sweep.optuna_search import Adaptive
     except ImportError:
-        raise ConfigError("search.how=adaptive needs Optuna; install it with: pip install 'persafl_lit[search]'") from None
+        raise ConfigError(
+            "search.how=adaptive needs Optuna; install it with: pip install 'persafl_lit[search]'"
+        ) from None
     return Adaptive(plan, folder)
 
 
@@ -299,7 +332,8 @@ def sweep(
     retry_failed: bool = False,
     finished: Mapping[str, Exported] = MappingProxyType({}),
 ) -> list[Outcome]:
-    """Run what is not done of a sweep, and keep its table. `uri` is the tracking store, `finished` are trials that ran elsewhere."""
+    """Run what is not done of a sweep, and keep its table. `uri` is the tracking store, `finished` are trials that ran
+    elsewhere."""
     from persafl_lit.tracking import sync
     from persafl_lit.tracking.store import open_store
 
@@ -342,35 +376,31 @@ def _keep(family: Family, folder: Path, outcomes: Sequence[Outcome], planned: in
     rows = table(outcomes)
     if not rows:
         return
-    temporary = folder / f"trials.{os.getpid()}.tmp"
     try:
-        temporary.write_text(as_csv(rows), encoding="utf-8")
-        os.replace(temporary, folder / "trials.csv")
+        write_text_atomically(folder / "trials.csv", to_csv(rows))
     except OSError as error:  # the store has it, too
-        temporary.unlink(missing_ok=True)
-        print(f"persafl: {folder / 'trials.csv'} is not up to date: {error.strerror}; the same command writes it anew", file=sys.stderr)
-    family.tell(text=as_csv(rows), name="trials.csv")
+        print(
+            f"persafl: {folder / 'trials.csv'} is not up to date: {error.strerror}; the same command writes it anew",
+            file=sys.stderr,
+        )
+    family.tell(text=to_csv(rows), name="trials.csv")
     family.tell(table={column: [row[column] for row in rows] for column in rows[0]}, name="trials.json")
     counts = Counter(outcome.status for outcome in outcomes)
     now = int(time.time() * 1000)
-    family.tell(metrics=[[f"trials.{status}", counts[status], now, len(rows)] for status in ("finished", "failed", "pruned")])
+    family.tell(
+        metrics=[[f"trials.{status}", counts[status], now, len(rows)] for status in ("finished", "failed", "pruned")]
+    )
 
 
 @contextlib.contextmanager
 def _alone(plan: Plan, folder: Path) -> Iterator[None]:
     """One launcher per sweep and folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            process = lock.read().strip() or "unknown"
-            raise ConfigError(f"the sweep {plan.name} is under way already (process {process}); wait for it or stop it") from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        try:
-            yield
-        finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)
+    lock = Lock(folder / "lock")
+    if not lock.acquire():
+        raise ConfigError(
+            f"the sweep {plan.name} is under way already (process {lock.holder() or 'unknown'}); wait for it or stop it"
+        )
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,4 +1,5 @@
-"""A process that does trials for a local sweep: orders come as lines on stdin, words about them go out as lines on stdout.
+"""A process that does trials for a local sweep: orders come as lines on stdin, words about them go out as lines on
+stdout.
 
 When stdin ends, the launcher is gone, and so is this process at once: nobody else may find its trial under way.
 """
@@ -12,9 +13,9 @@ import signal
 import sys
 import threading
 
-from persafl_lit.memory import collector_at_rest, keep_freed_memory
-from persafl_lit.plugins import really_exit
-from persafl_lit.sweep.perform import Message, perform
+from persafl_lit.common.plugins import really_exit
+from persafl_lit.common.process_memory import collector_at_rest, keep_freed_memory
+from persafl_lit.sweep.run_trial import Message, perform
 
 
 def main() -> None:

@@ -1,16 +1,20 @@
-"""The trials of a plan: every one a whole config, known by its hash. A trial that cannot be is refused here, before any begins."""
+"""The trials of a plan: every one a whole config, known by its hash. A trial that cannot be is refused here, before any
+begins."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from persafl_lit.config import TABLES, Config, compose
+from persafl_lit.common.seeding import rng
+from persafl_lit.config.compose import Config, compose
+from persafl_lit.config.groups import TABLES
 from persafl_lit.errors import ConfigError, PersaflError
-from persafl_lit.streams import rng
+from persafl_lit.report import config_keys
 from persafl_lit.sweep.plan import Block, Plan, Range
 from persafl_lit.timeline import Rounds, Timeline
 
@@ -37,11 +41,26 @@ class Trial:
         return self.config.name
 
     @property
+    def grid_values(self) -> Setting:
+        """What its block sets beside the method, fixed or varied; as the config has it."""
+        flat = self.config.flat()
+        asked = {**self.block.fixed, **self.setting}
+        return {key: flat.get(key, value) for key, value in asked.items() if key != "method"}
+
+    @property
+    def setting_text(self) -> str:
+        return " ".join(f"{short(key)}={value}" for key, value in self.grid_values.items())
+
+    @property
     def name(self) -> str:
         """What tells it from the others of its sweep: `persafl_me lam=20.0 beta=0.8 seed=0`."""
-        flat = self.config.flat()
-        words = [f"{short(key)}={flat.get(key, value)}" for key, value in {**self.block.fixed, **self.setting}.items() if key != "method"]
-        return " ".join([self.method, *words, f"seed={self.seed}"])[:250]
+        return " ".join(filter(None, [self.method, self.setting_text, f"seed={self.seed}"]))[:250]
+
+    @functools.cached_property
+    def group(self) -> tuple[config_keys.Setting, str]:
+        """Task and method: settings are chosen among trials of one group. A task is what a report takes for one: data,
+        model, delays, length and evaluation."""
+        return config_keys.task_of(self.config.flat()), self.method
 
 
 def short(key: str) -> str:
@@ -57,7 +76,9 @@ def first_trials(plan: Plan) -> list[Trial]:
 
 def on_other_seeds(plan: Plan, trials: Sequence[Trial]) -> list[Trial]:
     """The second stage: these settings on the seeds that they have not seen."""
-    return distinct(plan, (make_trial(plan, trial.block, trial.setting, seed) for trial in trials for seed in plan.seeds[1:]))
+    return distinct(
+        plan, (make_trial(plan, trial.block, trial.setting, seed) for trial in trials for seed in plan.seeds[1:])
+    )
 
 
 def distinct(plan: Plan, trials: Iterable[Trial]) -> list[Trial]:
@@ -67,7 +88,8 @@ def distinct(plan: Plan, trials: Iterable[Trial]) -> list[Trial]:
         other = known.setdefault(trial.hash, trial)
         if other is not trial:
             raise ConfigError(
-                f"{plan.place(trial.block)}: the trial '{trial.name}' is there twice (also {plan.place(other.block)}); remove one of the two"
+                f"{plan.place(trial.block)}: the trial '{trial.name}' is there twice (also "
+                f"{plan.place(other.block)}); remove one of the two"
             )
     return list(known.values())
 

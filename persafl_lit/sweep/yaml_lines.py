@@ -1,4 +1,5 @@
-"""YAML as a sweep file needs it: plain values, each with the line it stands on. Tags, aliases and double keys are refused."""
+"""YAML as a sweep file needs it: plain values, each with the line it stands on. Tags, aliases and double keys are
+refused."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ class _Loader(yaml.SafeLoader):
     """1e-3 is a number, as on the command line."""
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 class Source:

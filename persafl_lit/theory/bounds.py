@@ -1,9 +1,10 @@
 """The three theorems: step sizes, conditions on T, right-hand sides. beta = 1 throughout, as in the paper.
 
-    1/T sum_{t<T} E |grad F(w^t)|^2  <=  start / sqrt(T) + noise / sqrt(T) + stale / T + floor        for all T >= least_updates
+    1/T sum_{t<T} E |grad F(w^t)|^2  <=  start / sqrt(T) + noise / sqrt(T) + stale / T + floor        for all T >=
+    least_updates
 
-`AS_PRINTED` differs from `CORRECTED` in Theorem ME only: its condition has the square of tau + 1 where the proof needs the cube, its third term
-gamma_g^2 where the proof has gamma_c^2, and its first term F(w^t) where the proof has F(w^0).
+`AS_PRINTED` differs from `CORRECTED` in Theorem ME only: its condition has the square of tau + 1 where the proof needs
+the cube, its third term gamma_g^2 where the proof has gamma_c^2, and its first term F(w^t) where the proof has F(w^0).
 """
 
 from __future__ import annotations
@@ -59,14 +60,20 @@ class Theorem:
         if self.option not in OPTIONS:
             raise ConfigError(f"the options are {', '.join(OPTIONS)}; got {self.option!r}")
         if self.Q < 1 or self.tau < 0 or not self.b >= 1:
-            raise ConfigError(f"a theorem needs Q >= 1, tau >= 0 and b >= 1; got Q={self.Q}, tau={self.tau}, b={self.b:g}")
+            raise ConfigError(
+                f"a theorem needs Q >= 1, tau >= 0 and b >= 1; got Q={self.Q}, tau={self.tau}, b={self.b:g}"
+            )
 
     @property
     def personal(self) -> Personal:
         """L, mu, sigma, gamma and G of the option's cost."""
         if self.option == "a":
             return constants.plain(self.c, self.b)
-        return constants.maml(self.c, self.alpha, self.b) if self.option == "b" else constants.moreau(self.c, self.lam, self.nu, self.b)
+        return (
+            constants.maml(self.c, self.alpha, self.b)
+            if self.option == "b"
+            else constants.moreau(self.c, self.lam, self.nu, self.b)
+        )
 
     def eta(self, T: float) -> float:
         """eta = 1 / (Q sqrt(L T)), with the L of the option's cost."""
@@ -97,10 +104,11 @@ class Theorem:
         return Bound(start, noise, 144 * p.L * (1 + Q) * spread * (p.sigma**2 + gamma**2) / T, 4 * Q * p.mu**2)
 
     def from_proof(self, T: float, gap: float) -> Bound | None:
-        """What the last inequality of the proof gives at this T, before constants are rounded up; None if it gives nothing.
+        """What the last inequality of the proof gives at this T, before constants are rounded up; None if it gives
+        nothing.
 
-        A: eq. afl-main-5, B: persafl-maml-main-4, C: persafl-me-main-3. Each bounds `kept` times the average; nothing follows unless kept > 0.
-        In A and C one step replaces 1 by tau, so tau = 0 counts as 1 there.
+        A: eq. afl-main-5, B: persafl-maml-main-4, C: persafl-me-main-3. Each bounds `kept` times the average; nothing
+        follows unless kept > 0. In A and C one step replaces 1 by tau, so tau = 0 counts as 1 there.
         """
         p, Q, tau = self.personal, self.Q, self.tau
         eta = self.eta(T)
@@ -109,7 +117,9 @@ class Theorem:
             kept = 1 - 4 * eta * p.L * Q
             stale = 8 * square * Q * (1 + 2 * eta * p.L * Q) * (p.G**2 + p.sigma**2) * (tau**2 + 1)
         else:
-            factor = (8 * (1 + 4 * eta * p.L) if self.option == "a" else 16 * (1 + 2 * eta * p.L)) * 2 * (1 + 2 * Q) * square
+            factor = (
+                (8 * (1 + 4 * eta * p.L) if self.option == "a" else 16 * (1 + 2 * eta * p.L)) * 2 * (1 + 2 * Q) * square
+            )
             kept = 1 - 4 * eta * p.L * Q - factor * max(tau, 1) * (tau + 1) ** 2
             stale = factor * (tau**2 + 1) * (p.sigma**2 + p.gamma**2)
             if eta > 1 / (4 * p.L * (Q + 1)):
@@ -120,7 +130,8 @@ class Theorem:
         return Bound(2 * gap / (eta * Q * T) / kept, noise / kept, stale / kept, 2 * Q * p.mu**2 / kept)
 
     def updates_for(self, epsilon: float, gap: float) -> float:
-        """The smallest T >= least_updates with a right-hand side of at most epsilon; infinite if the floor alone is above it."""
+        """The smallest T >= least_updates with a right-hand side of at most epsilon; infinite if the floor alone is
+        above it."""
         if self.bound(math.inf, gap).floor >= epsilon:
             return math.inf
         one = self.bound(1.0, gap)

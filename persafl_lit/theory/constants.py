@@ -83,8 +83,8 @@ def moreau(c: Constants, lam: float, nu: float = 0.0, b: float = 1) -> Personal:
     L_c = lam / (kappa - 1) = lam L / (lam - L)           mu_c = lam / (lam - L) nu
     sigma_c^2 = 2 lam^2 / (lam - L)^2 (sigma_g^2 / b + nu^2)        gamma_c^2 = 16 lam^2 / (lam^2 - 48 L^2) gamma_g^2
 
-    The lemma's mu_c needs affine gradients: its proof takes |E [grad f(theta) - grad f(theta~)]| <= L |E [theta - theta~]|, which
-    holds for no other cost. Elsewhere theta~ depends on the batch, and what does follow is
+    The lemma's mu_c needs affine gradients: its proof takes |E [grad f(theta) - grad f(theta~)]| <= L |E [theta -
+    theta~]|, which holds for no other cost. Elsewhere theta~ depends on the batch, and what does follow is
 
         mu_c = nu + L / lam sigma_c                       for noise that is added to the gradient,
 
@@ -101,10 +101,10 @@ def moreau(c: Constants, lam: float, nu: float = 0.0, b: float = 1) -> Personal:
 def moreau_bias(c: Constants, lam: float, nu: float = 0.0, b: float = 1) -> float:
     """A bound on the bias of Option C's gradient that holds for any cost.
 
-    grad F~ - grad F = [grad f~(theta~) - grad f(theta~)] + [grad f(theta~) - grad f(theta)] - grad h~(theta~), where theta minimises h and
-    lam |theta~ - theta| = |grad F~ - grad F|. The last term is at most nu and the middle one at most L / lam sigma_c in the mean. The first would
-    have mean zero at theta; between theta and theta~ both gradients move by at most L |theta~ - theta|, which is needed only where the noise
-    depends on w: 2 L / lam sigma_c more.
+    grad F~ - grad F = [grad f~(theta~) - grad f(theta~)] + [grad f(theta~) - grad f(theta)] - grad h~(theta~), where
+    theta minimises h and lam |theta~ - theta| = |grad F~ - grad F|. The last term is at most nu and the middle one at
+    most L / lam sigma_c in the mean. The first would have mean zero at theta; between theta and theta~ both gradients
+    move by at most L |theta~ - theta|, which is needed only where the noise depends on w: 2 L / lam sigma_c more.
     """
     sigma = math.sqrt(2 * (lam / (lam - c.L)) ** 2 * (c.sigma_g**2 / b + nu**2))
     noise_moves = c.sigma_h > 0

@@ -25,7 +25,9 @@ def draw(studies: Sequence[Study], target: str | os.PathLike[str] | IO[bytes], f
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(len(studies), 3, figsize=(13.5, 4.0 * len(studies)), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        len(studies), 3, figsize=(13.5, 4.0 * len(studies)), squeeze=False, layout="constrained"
+    )
     for line, found in zip(axes, studies, strict=True):
         _over_time(line[0], found)
         _over_staleness(line[1], found)
@@ -45,7 +47,9 @@ def _logarithmic(axes: Axes, x: Any) -> None:
     axes.set_yscale("log")
     axes.xaxis.set_major_locator(FixedLocator(list(x)))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}" if value < 1e4 else f"{value / 1000:,.0f}k"))
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.4g}" if value < 1e4 else f"{value / 1000:,.0f}k")
+    )
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
@@ -59,7 +63,16 @@ def _over_time(axes: Axes, found: Study) -> None:
     errors = np.array([[row["measured"] - row["low"], row["high"] - row["measured"]] for row in rows]).T
     slope = found.slopes["T"]
     axes.plot(T, [row["bound"] for row in rows], "--", color=GREY, marker="_", label="bound")
-    axes.errorbar(T, measured, errors, color=COLOURS[found.option], marker="o", markersize=4, capsize=3, label=f"measured: slope {slope.value:.3f}")
+    axes.errorbar(
+        T,
+        measured,
+        errors,
+        color=COLOURS[found.option],
+        marker="o",
+        markersize=4,
+        capsize=3,
+        label=f"measured: slope {slope.value:.3f}",
+    )
     axes.plot(T, measured[0] * (T / T[0]) ** -0.5, ":", color="#222222", linewidth=1, label=r"$T^{-1/2}$")
     _logarithmic(axes, T)
     axes.set_title(f"Option {found.option.upper()}, Theorem {THEOREMS[found.option]}, tau = {tau}", fontsize=10)
@@ -99,12 +112,27 @@ def _floor(axes: Axes, found: Study) -> None:
         slope = found.slopes[f"floor_{name}"]
         label = f"measured over {name}: slope {slope.value:.2f} [{slope.low:.2f}, {slope.high:.2f}]"
         colour = COLOURS[found.option]
-        axes.plot(x, found.floor["bound"][name], "--", color=GREY, marker="_", label="bound" if name == names[0] else None)
         axes.plot(
-            x, found.floor["measured"][name], color=colour, marker=markers[name], markersize=4, linestyle="-" if name != "b" else "-.", label=label
+            x, found.floor["bound"][name], "--", color=GREY, marker="_", label="bound" if name == names[0] else None
+        )
+        axes.plot(
+            x,
+            found.floor["measured"][name],
+            color=colour,
+            marker=markers[name],
+            markersize=4,
+            linestyle="-" if name != "b" else "-.",
+            label=label,
         )
         if "limit" in found.floor:
-            axes.plot(x, found.floor["limit"][name], ":", color="#222222", linewidth=1.2, label="exact limit" if name == names[0] else None)
+            axes.plot(
+                x,
+                found.floor["limit"][name],
+                ":",
+                color="#222222",
+                linewidth=1.2,
+                label="exact limit" if name == names[0] else None,
+            )
     _logarithmic(axes, sorted({round(value, 6) for value in x_all}))
     axes.set_title(f"What remains as T grows (T = {found.floor['T']:,})", fontsize=10)
     axes.set(xlabel=f"{' or '.join(names)}, relative to the smallest", ylabel=r"$|\mathrm{mean}\ \nabla F|^2$")
@@ -117,9 +145,18 @@ def _uneven(axes: Axes, found: Study) -> None:
         return
     about = found.uneven
     axes.plot(about["T"], about["bound"], "--", color=GREY, marker="_", label="bound")
-    axes.plot(about["T"], about["asynchronous"], color="#BF812D", marker="s", markersize=4, label="asynchronous: fast clients arrive more often")
+    axes.plot(
+        about["T"],
+        about["asynchronous"],
+        color="#BF812D",
+        marker="s",
+        markersize=4,
+        label="asynchronous: fast clients arrive more often",
+    )
     axes.plot(about["T"], about["drawn"], color=COLOURS["a"], marker="o", markersize=4, label="drawn: Assumption 1")
-    axes.axhline(about["limit"], color="#BF812D", linestyle=":", linewidth=1.2, label="limit of the asynchronous schedule")
+    axes.axhline(
+        about["limit"], color="#BF812D", linestyle=":", linewidth=1.2, label="limit of the asynchronous schedule"
+    )
     _logarithmic(axes, about["T"])
     axes.set_title(f"When clients do not arrive uniformly, tau = {about['tau']}", fontsize=10)
     axes.set(xlabel="server updates T", ylabel=r"average of $|\nabla f(w^t)|^2$")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from persafl_lit.streams import rng
+from persafl_lit.common.seeding import rng
 
 if TYPE_CHECKING:
-    from persafl_lit.config import Config
+    from persafl_lit.config.compose import Config
 
 CLIENTS, ITERATIONS, DRAWS = 10, 20, 8
 """How many clients are looked at, steps of the power iteration, and batches per client for sigma_g."""
@@ -21,9 +21,9 @@ CLIENTS, ITERATIONS, DRAWS = 10, 20, 8
 def estimate(config: Config) -> tuple[dict[str, float], str]:
     """(constants, where L comes from)."""
     from persafl_lit.api import quiet_single_threaded_torch, work_of
-    from persafl_lit.client import build_backbone
-    from persafl_lit.evaluate import whole_batches
-    from persafl_lit.executors import Worker
+    from persafl_lit.engine.executors import Worker
+    from persafl_lit.learning.evaluation import whole_batches
+    from persafl_lit.models.backbone import build_backbone
 
     with quiet_single_threaded_torch():
         federation = config.federation()

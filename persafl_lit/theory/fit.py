@@ -24,7 +24,11 @@ class Estimate(NamedTuple):
 def mean(samples: Floats) -> Estimate:
     """Of one number per seed, by Student's t."""
     value, count = float(samples.mean()), len(samples)
-    half = float(student.ppf((1 + CONFIDENCE) / 2, count - 1) * samples.std(ddof=1) / np.sqrt(count)) if count > 1 else float("nan")
+    half = (
+        float(student.ppf((1 + CONFIDENCE) / 2, count - 1) * samples.std(ddof=1) / np.sqrt(count))
+        if count > 1
+        else float("nan")
+    )
     return Estimate(value, value - half, value + half)
 
 
@@ -33,7 +37,10 @@ def jackknife(statistic: Callable[[Floats], float], samples: Floats) -> Estimate
     count = len(samples)
     value = statistic(samples)
     without = np.array([statistic(np.delete(samples, seed, axis=0)) for seed in range(count)])
-    half = float(student.ppf((1 + CONFIDENCE) / 2, count - 1) * np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum()))
+    half = float(
+        student.ppf((1 + CONFIDENCE) / 2, count - 1)
+        * np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())
+    )
     return Estimate(float(value), float(value) - half, float(value) + half)
 
 

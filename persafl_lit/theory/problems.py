@@ -1,8 +1,9 @@
 """Problems whose constants are known: what a theorem needs is computed, not assumed.
 
-Arrays have any number of leading axes (seeds, moments). `client` picks one client per row; without it a method is about all clients, or about
-their mean. Constants that do not exist on all of R^d (the gradient bound of a quadratic, the diversity of quadratics with different H_i) hold on
-the ball |w - centre| <= radius; a simulation reports how far it went.
+Arrays have any number of leading axes (seeds, moments). `client` picks one client per row; without it a method is about
+all clients, or about their mean. Constants that do not exist on all of R^d (the gradient bound of a quadratic, the
+diversity of quadratics with different H_i) hold on the ball |w - centre| <= radius; a simulation reports how far it
+went.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.optimize import root
 from scipy.special import expit, ndtr
 
-from persafl_lit.streams import rng
+from persafl_lit.common.seeding import rng
 from persafl_lit.theory.bounds import Option
 from persafl_lit.theory.constants import Constants
 
@@ -109,13 +110,17 @@ class Problem(ABC):
         theta = w.copy()
         for _ in range(50):
             slope = self.gradients_at(theta) + lam * (theta - w)
-            theta = theta - np.linalg.solve(self.hessians_at(theta) + lam * np.eye(self.dimension), slope[..., None])[..., 0]
+            theta = (
+                theta
+                - np.linalg.solve(self.hessians_at(theta) + lam * np.eye(self.dimension), slope[..., None])[..., 0]
+            )
             if np.abs(slope).max() <= 1e-13 * max(1.0, lam):
                 break
         return theta
 
     def cost(self, option: Option, w: Floats, *, alpha: float = 0.0, lam: float = np.inf) -> Floats:
-        """F(w): the mean over clients of f_i(w), f_i(w - alpha grad f_i(w)) or min_theta f_i(theta) + lam/2 |theta - w|^2."""
+        """F(w): the mean over clients of f_i(w), f_i(w - alpha grad f_i(w)) or min_theta f_i(theta) + lam/2 |theta -
+        w|^2."""
         if option == "a":
             return np.asarray(self.values_at(self.each(w)).mean(-1))
         if option == "b":
@@ -150,7 +155,8 @@ def largest_norm(matrices: Floats) -> float:
 
 @dataclass(frozen=True)
 class Quadratics(Problem):
-    """f_i(w) = 1/2 (w - a_i)^T H_i (w - a_i), gradients with N(0, sigma_g^2 / (d b) I) on top: `data=quadratic` of the engine."""
+    """f_i(w) = 1/2 (w - a_i)^T H_i (w - a_i), gradients with N(0, sigma_g^2 / (d b) I) on top: `data=quadratic` of the
+    engine."""
 
     H: Floats
     a: Floats
@@ -178,7 +184,8 @@ class Quadratics(Problem):
 
     @cached_property
     def constants(self) -> Constants:
-        """gamma_g by Minkowski: grad f_i - grad f is A_i (w - centre) + v_i, so its mean square is at most (|A| radius + |v|)^2."""
+        """gamma_g by Minkowski: grad f_i - grad f is A_i (w - centre) + v_i, so its mean square is at most (|A| radius
+        + |v|)^2."""
         mean = self.H.mean(0)
         A = self.H - mean
         v = self.gradients(self.centre)
@@ -198,7 +205,11 @@ class Quadratics(Problem):
         return 0.0
 
     def draw(self, stream: np.random.Generator, *shape: int) -> Floats:
-        return stream.normal(scale=self.noise, size=(*shape, self.dimension)) if self.noise else np.zeros((*shape, self.dimension))
+        return (
+            stream.normal(scale=self.noise, size=(*shape, self.dimension))
+            if self.noise
+            else np.zeros((*shape, self.dimension))
+        )
 
     def gradient(self, client: Ints, w: Floats, batch: Floats) -> Floats:
         H, a = self._of(client)
@@ -231,11 +242,15 @@ class Quadratics(Problem):
         pull = lam * w[..., None, :] + np.einsum("nij,nj->ni", self.H, self.a)
         return np.asarray(np.einsum("nij,...nj->...ni", inverse, pull))
 
-    def optimum(self, option: Option, *, alpha: float = 0.0, lam: float = np.inf, weights: Floats | None = None) -> Floats:
+    def optimum(
+        self, option: Option, *, alpha: float = 0.0, lam: float = np.inf, weights: Floats | None = None
+    ) -> Floats:
         """Where grad F is zero; with `weights`, the weighted mean of the clients' gradients."""
         slopes = self.slopes(option, alpha=alpha, lam=lam)
         share = np.full(self.clients, 1 / self.clients) if weights is None else weights
-        return np.asarray(np.linalg.solve(np.einsum("n,nij->ij", share, slopes), np.einsum("n,nij,nj->i", share, slopes, self.a)))
+        return np.asarray(
+            np.linalg.solve(np.einsum("n,nij->ij", share, slopes), np.einsum("n,nij,nj->i", share, slopes, self.a))
+        )
 
     def cost_gradient(self, option: Option, w: Floats, *, alpha: float = 0.0, lam: float = np.inf) -> Floats:
         """Affine in w, so one product for any number of points."""
@@ -243,7 +258,8 @@ class Quadratics(Problem):
         return np.asarray(w @ slopes.mean(0).T - np.einsum("nij,nj->ni", slopes, self.a).mean(0))
 
     def slopes(self, option: Option, *, alpha: float = 0.0, lam: float = np.inf) -> Floats:
-        """The Hessians of F_i: H, (I - alpha H) H (I - alpha H) or lam H (H + lam I)^-1; all have their optimum at a_i."""
+        """The Hessians of F_i: H, (I - alpha H) H (I - alpha H) or lam H (H + lam I)^-1; all have their optimum at
+        a_i."""
         if option == "a":
             return self.H
         eye = np.eye(self.dimension)
@@ -253,12 +269,20 @@ class Quadratics(Problem):
 
 
 def random_quadratics(
-    clients: int, dimension: int, L: float, seed: int = 0, *, condition: float = 2.0, sigma_g: float = 1.0, b: int = 1, start: float = 2.0
+    clients: int,
+    dimension: int,
+    L: float,
+    seed: int = 0,
+    *,
+    condition: float = 2.0,
+    sigma_g: float = 1.0,
+    b: int = 1,
+    start: float = 2.0,
 ) -> Quadratics:
     """As `data=quadratic` generates them, scaled so that the largest curvature is L.
 
-    Eigenvalues of H_i are log-uniform on [1, condition] and a_i ~ N(0, I) before everything is divided; w0 lies at distance `start` sqrt(d).
-    Gradients are of size L, so `sigma_g` is in units of L.
+    Eigenvalues of H_i are log-uniform on [1, condition] and a_i ~ N(0, I) before everything is divided; w0 lies at
+    distance `start` sqrt(d). Gradients are of size L, so `sigma_g` is in units of L.
     """
     stream = rng(seed, "theory quadratics")
     bases, _ = np.linalg.qr(stream.normal(size=(clients, dimension, dimension)))
@@ -274,12 +298,15 @@ def random_quadratics(
 
 @dataclass(frozen=True)
 class Corners(Problem):
-    """Costs in one dimension whose gradients have corners, rounded on the scale `width`; gradients carry N(0, sigma_g^2 / b).
+    """Costs in one dimension whose gradients have corners, rounded on the scale `width`; gradients carry N(0, sigma_g^2
+    / b).
 
-    f_i'(w) = L E c(w - a_i + width Z)    with Z ~ N(0, 1), c(x) = x on [0, reach], left x on [-reach, 0] and constant beyond
+    f_i'(w) = L E c(w - a_i + width Z)    with Z ~ N(0, 1), c(x) = x on [0, reach], left x on [-reach, 0] and constant
+    beyond
 
-    The corner that matters is at the optimum a_i. Everything is in closed form: such a function, seen through more Gaussian noise, is one of
-    the same kind with a larger width. Its gradient is bounded by L reach, the slope of its curvature by L / (width sqrt(2 pi)).
+    The corner that matters is at the optimum a_i. Everything is in closed form: such a function, seen through more
+    Gaussian noise, is one of the same kind with a larger width. Its gradient is bounded by L reach, the slope of its
+    curvature by L / (width sqrt(2 pi)).
     """
 
     a: Floats
@@ -306,7 +333,8 @@ class Corners(Problem):
 
     @cached_property
     def constants(self) -> Constants:
-        """gamma_g and gamma_h are largest somewhere between the corners: looked up on a grid, with what a cell can add."""
+        """gamma_g and gamma_h are largest somewhere between the corners: looked up on a grid, with what a cell can
+        add."""
         rho = self.L / (self.width * np.sqrt(2 * np.pi))
         gamma_g = gamma_h = 0.0
         if np.ptp(self.a):
@@ -315,7 +343,9 @@ class Corners(Problem):
             step = float(grid[1, 0] - grid[0, 0])
             gamma_g = float(np.sqrt(self.gradients(grid)[..., 0].var(-1).max())) + self.L * step
             gamma_h = float(np.sqrt(self.hessians(grid)[..., 0, 0].var(-1).max())) + float(rho) * step
-        return Constants(L=self.L, sigma_g=self.sigma_g, gamma_g=gamma_g, rho=float(rho), gamma_h=gamma_h, G=self.L * self.reach)
+        return Constants(
+            L=self.L, sigma_g=self.sigma_g, gamma_g=gamma_g, rho=float(rho), gamma_h=gamma_h, G=self.L * self.reach
+        )
 
     @cached_property
     def f_star(self) -> float:
@@ -354,17 +384,22 @@ class Corners(Problem):
 
     def curvature(self, x: Floats) -> Floats:
         here = ndtr(x / self.width)
-        return np.asarray(self.L * (here - ndtr((x - self.reach) / self.width) + self.left * (ndtr((x + self.reach) / self.width) - here)))
+        return np.asarray(
+            self.L
+            * (here - ndtr((x - self.reach) / self.width) + self.left * (ndtr((x + self.reach) / self.width) - here))
+        )
 
     def expected_maml(self, w: Floats, alpha: float, noise: float = 1.0) -> Floats:
-        """E of Option B's gradient over its three batches, mean over clients: the inner step is w - alpha (f'(w) + noise)."""
+        """E of Option B's gradient over its three batches, mean over clients: the inner step is w - alpha (f'(w) +
+        noise)."""
         x = w - self.a
         inner = x - alpha * self.slope(x)
         grown = 1 - alpha * self.curvature(x)
         return np.asarray((grown * self.slope(inner, alpha * noise * self.sigma_g / np.sqrt(self.b))).mean(-1))
 
     def maml_floor(self, alpha: float, noise: float = 1.0) -> float:
-        """|grad F(w)|^2 where the expected step of Option B is zero: what is left of the average as T grows and eta shrinks."""
+        """|grad F(w)|^2 where the expected step of Option B is zero: what is left of the average as T grows and eta
+        shrinks."""
         low, high = float(self.a.min()) - self.reach / 2, float(self.a.max()) + self.reach / 2
         for _ in range(200):
             middle = (low + high) / 2
@@ -374,7 +409,8 @@ class Corners(Problem):
     def moreau_floor(self, lam: float) -> float:
         """The same for Option C with exact inner minima (nu = 0).
 
-        With noise e on the gradient, lam (w - theta~) = e + F'(w - e / lam): the expected step is F' seen through the noise e / lam.
+        With noise e on the gradient, lam (w - theta~) = e + F'(w - e / lam): the expected step is F' seen through the
+        noise e / lam.
         """
         e = np.linspace(-8.0, 8.0, 4001)
         weights = _normal(e) / _normal(e).sum()
@@ -438,7 +474,8 @@ class Logistic(Problem):
 
     @cached_property
     def constants(self) -> Constants:
-        """A sample's gradient is -s z with 0 < s < 1, its Hessian p (1 - p) z z^T with p (1 - p) <= 1/4; the ridge is the same for all.
+        """A sample's gradient is -s z with 0 < s < 1, its Hessian p (1 - p) z z^T with p (1 - p) <= 1/4; the ridge is
+        the same for all.
 
         rho: |d/dp p (1 - p)| <= 1 / (6 sqrt(3)) per |z|.
         """
@@ -486,14 +523,19 @@ class Logistic(Problem):
 
     def hessian_vectors_at(self, points: Floats, u: Floats) -> Floats:
         s = expit(-self._margin(points))
-        return np.asarray(np.einsum("...nm,nmi->...ni", s * (1 - s) * self._margin(u), self.z) / self.z.shape[1] + self.ridge * u)
+        return np.asarray(
+            np.einsum("...nm,nmi->...ni", s * (1 - s) * self._margin(u), self.z) / self.z.shape[1] + self.ridge * u
+        )
 
     def _margin(self, points: Floats) -> Floats:
         return np.asarray(np.einsum("nmi,...ni->...nm", self.z, points))
 
 
-def random_logistic(clients: int, dimension: int, L: float, seed: int = 0, *, samples: int = 20, ridge: float = 0.2, b: int = 1) -> Logistic:
-    """Every client has its own separating direction; samples and ridge are scaled so that the smoothness is L, of which the ridge is a share."""
+def random_logistic(
+    clients: int, dimension: int, L: float, seed: int = 0, *, samples: int = 20, ridge: float = 0.2, b: int = 1
+) -> Logistic:
+    """Every client has its own separating direction; samples and ridge are scaled so that the smoothness is L, of which
+    the ridge is a share."""
     stream = rng(seed, "theory logistic")
     x = stream.normal(size=(clients, samples, dimension))
     truth = np.ones(dimension) + stream.normal(size=(clients, dimension))

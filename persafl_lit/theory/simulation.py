@@ -1,7 +1,9 @@
-"""Algorithms 1 and 2 on a problem, for many runs at once: one row per run, one numpy operation per line of the algorithm.
+"""Algorithms 1 and 2 on a problem, for many runs at once: one row per run, one numpy operation per line of the
+algorithm.
 
-The arithmetic is the engine's: given the draws of `persafl run`, a row ends at the same model (a test holds both to 1e-10). A
-timeline and batches for many runs come from `Draws`; runs of one seed share them, so that only what is varied differs between rows.
+The arithmetic is the engine's: given the draws of `persafl run`, a row ends at the same model (a test holds both to
+1e-10). A timeline and batches for many runs come from `Draws`; runs of one seed share them, so that only what is varied
+differs between rows.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from persafl_lit.common.seeding import rng
 from persafl_lit.errors import DivergenceError
-from persafl_lit.streams import rng
 from persafl_lit.theory.bounds import Option
 from persafl_lit.theory.problems import Floats, Ints, Problem
 from persafl_lit.timeline.delays import Constant
@@ -71,7 +73,9 @@ class FastDraws(Draws):
 
     def batches(self, problem: Problem, seed: int, first: int, count: int, slots: int, Q: int) -> Any:
         """D, D' and D'' have streams of their own, so that every option sees the same D."""
-        return np.stack([problem.draw(rng(seed, "theory batches", slot, first), count, Q) for slot in range(slots)], axis=1)
+        return np.stack(
+            [problem.draw(rng(seed, "theory batches", slot, first), count, Q) for slot in range(slots)], axis=1
+        )
 
 
 class GivenTimeline(FastDraws):
@@ -140,7 +144,10 @@ def simulate(
         live = int(np.searchsorted(-T, -first, side="left"))  # rows with T > first
         drawn = np.stack([draws.batches(problem, seed, first, size, SLOTS[option], Q) for seed in seeds], axis=3)
         batches = drawn[:, :, :, seed_of[:live]]  # (size, slots, Q, rows, ...)
-        client, age = clients[first : first + size][:, pair[:live]].astype(np.int64), ages[first : first + size][:, pair[:live]]
+        client, age = (
+            clients[first : first + size][:, pair[:live]].astype(np.int64),
+            ages[first : first + size][:, pair[:live]],
+        )
         here = np.arange(live)
         step.begin(live)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -149,7 +156,9 @@ def simulate(
                 w = step.visit(client[k], read, batches[k])
                 W[window + k + 1, :live] = W[window + k, :live] - (read - w)
         if not np.isfinite(W[window + size, :live]).all():
-            raise DivergenceError(f"a run of the simulation is not finite after {first + size} updates; its step size is too large")
+            raise DivergenceError(
+                f"a run of the simulation is not finite after {first + size} updates; its step size is too large"
+            )
         t = np.arange(first, first + size)[:, None]
         counts, behind = t < T[:live], t >= half[:live]
         for where, about in groups:
@@ -175,7 +184,10 @@ class LocalSteps:
 
     def __init__(self, problem: Problem, option: Option, rows: Sequence[Run], Q: int) -> None:
         self.problem, self.option, self.Q, self.rows = problem, option, Q, rows
-        column = {name: np.array([getattr(run, name) for run in rows])[:, None] for name in ("eta", "alpha", "lam", "nu", "noise", "inner_share")}
+        column = {
+            name: np.array([getattr(run, name) for run in rows])[:, None]
+            for name in ("eta", "alpha", "lam", "nu", "noise", "inner_share")
+        }
         self.eta, self.alpha, self.lam, self.nu, self.noise, share = column.values()
         self.quiet = bool((self.noise == 1).all())
         self.inner_lr = share / (self.lam + problem.constants.L)
@@ -184,9 +196,13 @@ class LocalSteps:
 
     def groups(self) -> list[tuple[Ints, dict[str, float]]]:
         """Rows of one personalised cost each."""
-        abouts = [{"alpha": run.alpha} if self.option == "b" else {"lam": run.lam} if self.option == "c" else {} for run in self.rows]
+        abouts = [
+            {"alpha": run.alpha} if self.option == "b" else {"lam": run.lam} if self.option == "c" else {}
+            for run in self.rows
+        ]
         return [
-            (np.flatnonzero([other == about for other in abouts]), about) for about in [dict(x) for x in {tuple(a.items()): None for a in abouts}]
+            (np.flatnonzero([other == about for other in abouts]), about)
+            for about in [dict(x) for x in {tuple(a.items()): None for a in abouts}]
         ]
 
     def begin(self, live: int) -> None:
@@ -202,7 +218,9 @@ class LocalSteps:
             batch = [slot[q] if self.quiet else slot[q] * self.noise_ for slot in batches]
             w = w - self.eta_ * self.gradient(client, w, batch)
         if self.Q > 1:
-            self.farthest[self.live] = np.maximum(self.farthest[self.live], np.sqrt(((w - self.problem.centre) ** 2).sum(1)))
+            self.farthest[self.live] = np.maximum(
+                self.farthest[self.live], np.sqrt(((w - self.problem.centre) ** 2).sum(1))
+            )
         return w
 
     def plain(self, client: Ints, w: Floats, batch: Sequence[Any]) -> Floats:

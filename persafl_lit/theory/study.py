@@ -1,7 +1,8 @@
-"""What the theorems say against what happens: measured over T and tau, floors, limits, and a schedule that breaks Assumption 1.
+"""What the theorems say against what happens: measured over T and tau, floors, limits, and a schedule that breaks
+Assumption 1.
 
-Every study simulates Algorithms 1 and 2 (`simulation.py`) on problems with known constants (`problems.py`) and ends in checks: statements
-that are computed from the numbers and either hold or do not.
+Every study simulates Algorithms 1 and 2 (`simulation.py`) on problems with known constants (`problems.py`) and ends in
+checks: statements that are computed from the numbers and either hold or do not.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from persafl_lit.common.limits import cores
 from persafl_lit.errors import ConfigError
-from persafl_lit.limits import cores
 from persafl_lit.theory import fit
 from persafl_lit.theory.bounds import METHODS, OPTIONS, THEOREMS, Option, Theorem
 from persafl_lit.theory.fit import Estimate
@@ -33,13 +34,16 @@ RELAXATION: dict[Option, float] = {"a": 8.0, "b": 16.0, "c": 8.0}
 MULTIPLES = (1, 2, 4, 8)
 """T, as multiples of the smallest one."""
 ROOM = 64
-"""Theorem MAML asks so little of T (64 L_b, whatever tau is) that eta would be near its limit; its study begins at so many times that."""
+"""Theorem MAML asks so little of T (64 L_b, whatever tau is) that eta would be near its limit; its study begins at so
+many times that."""
 ADAPTATION, ENVELOPE, TOLERANCE = 0.25, 10.0, 1e-3
 """alpha L, lam / L and nu / L of the studies."""
 SLACK = 0.02
-"""How much flatter than 1/sqrt(T) a fitted slope may be: what is left of the start at the smallest T flattens it a little."""
+"""How much flatter than 1/sqrt(T) a fitted slope may be: what is left of the start at the smallest T flattens it a
+little."""
 STALE_SLACK = 0.1
-"""The same for what staleness adds: runs from the optimum take a while to reach their steady noise, the longer the larger their share of T."""
+"""The same for what staleness adds: runs from the optimum take a while to reach their steady noise, the longer the
+larger their share of T."""
 PROBLEMS = ("quadratic", "logistic")
 MOST_UPDATES = 5_000_000
 
@@ -57,10 +61,18 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least, most in (("tau", 0, 100), ("clients", 1, 1000), ("seeds", 2, 1000), ("Q", 1, 100), ("dimension", 1, 100)):
+        for name, least, most in (
+            ("tau", 0, 100),
+            ("clients", 1, 1000),
+            ("seeds", 2, 1000),
+            ("Q", 1, 100),
+            ("dimension", 1, 100),
+        ):
             value = getattr(self, name)
             if not least <= value <= most:
-                raise ConfigError(f"--{'local-steps' if name == 'Q' else name} must lie between {least} and {most}; got {value}")
+                raise ConfigError(
+                    f"--{'local-steps' if name == 'Q' else name} must lie between {least} and {most}; got {value}"
+                )
         if self.problem not in PROBLEMS:
             raise ConfigError(f"--problem must be one of {', '.join(PROBLEMS)}; got {self.problem!r}")
 
@@ -113,7 +125,11 @@ class Study:
 def study(option: Option, settings: Settings, tick: Tick = lambda what, updates: None) -> Study:
     """Everything about one option."""
     problem, theorem, about = set_up(option, settings)
-    found = Study(option, {name: value for name, value in asdict(problem.constants).items() if name != "affine"} | personal_constants(theorem))
+    found = Study(
+        option,
+        {name: value for name, value in asdict(problem.constants).items() if name != "affine"}
+        | personal_constants(theorem),
+    )
     over_time_and_staleness(found, problem, theorem, about, settings, tick)
     if option == "a":
         uneven_schedule(found, settings, tick)
@@ -129,7 +145,10 @@ def study(option: Option, settings: Settings, tick: Tick = lambda what, updates:
 def updates_of(option: Option, settings: Settings) -> int:
     """Server updates that a study simulates, for a progress bar."""
     main = max(times(set_up(option, settings)[1], option))
-    return main + {"a": 2 * UNEVEN_T if settings.clients > 1 else 0, "b": FLOOR_T + LIMIT_T, "c": FLOOR_T + LIMIT_T}[option]
+    return (
+        main
+        + {"a": 2 * UNEVEN_T if settings.clients > 1 else 0, "b": FLOOR_T + LIMIT_T, "c": FLOOR_T + LIMIT_T}[option]
+    )
 
 
 # -- measured against bound -------------------------------------------------------------------------------------------
@@ -138,8 +157,8 @@ def updates_of(option: Option, settings: Settings) -> int:
 def set_up(option: Option, settings: Settings) -> tuple[Problem, Theorem, dict[str, Any]]:
     """A problem whose curvature is so small that the condition on T can hold, and the theorem for it.
 
-    The condition is T >= k L with k = 160 (Q + 7) (tau + 1)^3 or the like. After T updates a run has forgotten its start exp(-sqrt(L T)) times,
-    so L = RELAXATION / sqrt(k) makes the smallest admissible T just long enough.
+    The condition is T >= k L with k = 160 (Q + 7) (tau + 1)^3 or the like. After T updates a run has forgotten its
+    start exp(-sqrt(L T)) times, so L = RELAXATION / sqrt(k) makes the smallest admissible T just long enough.
     """
     Q, tau = settings.Q, settings.tau
     k = {"a": 160 * (Q + 7) * (tau + 1) ** 3, "b": ROOM * 64, "c": 288 * (Q + 7) * (tau + 1) ** 3}[option]
@@ -148,12 +167,17 @@ def set_up(option: Option, settings: Settings) -> tuple[Problem, Theorem, dict[s
     make = random_quadratics if settings.problem == "quadratic" else random_logistic
     problem: Problem = make(settings.clients, settings.dimension, L, settings.seed)
     L = problem.constants.L
-    own: dict[str, Any] = {"b": {"alpha": ADAPTATION / L}, "c": {"lam": ENVELOPE * L, "nu": TOLERANCE * L}}.get(option, {})
+    own: dict[str, Any] = {"b": {"alpha": ADAPTATION / L}, "c": {"lam": ENVELOPE * L, "nu": TOLERANCE * L}}.get(
+        option, {}
+    )
     if settings.problem == "logistic" and option == "c":
         own["nu"] *= float(np.linalg.norm(problem.w0))
     theorem = Theorem(option, problem.constants, Q, tau, problem.b, **own)
     if max(times(theorem, option)) > MOST_UPDATES:
-        raise ConfigError(f"tau={tau} with Q={Q} needs T={max(times(theorem, option)):,}, more than {MOST_UPDATES:,} updates; lower --tau")
+        raise ConfigError(
+            f"tau={tau} with Q={Q} needs T={max(times(theorem, option)):,}, more than {MOST_UPDATES:,} "
+            "updates; lower --tau"
+        )
     return problem, theorem, own
 
 
@@ -171,14 +195,17 @@ def personal_constants(theorem: Theorem) -> dict[str, float]:
     return {f"{name}_{theorem.option}": float(getattr(theorem.personal, name)) for name in names}
 
 
-def over_time_and_staleness(found: Study, problem: Problem, theorem: Theorem, about: dict[str, Any], settings: Settings, tick: Tick) -> None:
+def over_time_and_staleness(
+    found: Study, problem: Problem, theorem: Theorem, about: dict[str, Any], settings: Settings, tick: Tick
+) -> None:
     """The table: every T and tau, all seeds; then the checks on bound, rate and staleness."""
     option, taus, Ts = found.option, settings.taus(), times(theorem, found.option)
     cost_about = {key: value for key, value in about.items() if key != "nu"}
     gap = float(problem.cost(option, problem.w0, **cost_about)) - problem.f_star
     seeds = range(settings.seeds)
     runs = [Run(seed, T, tau, theorem.eta(T), **about) for tau in taus for T in Ts for seed in seeds]
-    # A second set starts at the optimum: what staleness does to a start that is forgotten hides what it does to the noise that stays.
+    # A second set starts at the optimum: what staleness does to a start that is forgotten hides what it does to the
+    # noise that stays.
     settled = tuple(problem.optimum(option, **cost_about).tolist())
     runs += [replace(run, w0=settled) for run in runs]
     what = f"option {option}, {len(runs)} runs"
@@ -227,14 +254,20 @@ def _check_bound(found: Study) -> None:
     worst = min(((r["bound"] / r["high"], r) for r in held), key=lambda pair: pair[0], default=(math.nan, None))
     detail = f"{len(held)} of {len(found.rows)} rows meet the conditions"
     if worst[1] is not None:
-        detail += f"; bound / measured is {worst[0]:.3g} or more there (least at T={worst[1]['T']}, tau={worst[1]['tau']})"
+        detail += (
+            f"; bound / measured is {worst[0]:.3g} or more there (least at T={worst[1]['T']}, tau={worst[1]['tau']})"
+        )
     found.check("the bound holds where its conditions do", bool(held) and worst[0] >= 1, detail)
 
 
 def _check_rate(found: Study, Ts: Sequence[int], samples: Floats, tau: int) -> None:
     slope = fit.slope_of_means(np.array(Ts, dtype=float), samples)
     found.slopes["T"] = slope
-    found.check("decay in T is at least as fast as 1/sqrt(T)", slope.low <= -0.5 + SLACK, f"slope {_shown(slope)} at tau={tau}, against -0.5")
+    found.check(
+        "decay in T is at least as fast as 1/sqrt(T)",
+        slope.low <= -0.5 + SLACK,
+        f"slope {_shown(slope)} at tau={tau}, against -0.5",
+    )
 
 
 def _check_staleness(found: Study, taus: Sequence[int], Ts: Sequence[int], average: Floats, steady: Floats) -> None:
@@ -258,7 +291,9 @@ def _check_staleness(found: Study, taus: Sequence[int], Ts: Sequence[int], avera
         "from_the_optimum": float(noise),
         "from_the_start": float(whole),
     }
-    detail += f"; at T={Ts[0]} tau={taus[-1]} changes the average by {noise:+.2%} from the optimum, by {whole:+.2%} from afar"
+    detail += (
+        f"; at T={Ts[0]} tau={taus[-1]} changes the average by {noise:+.2%} from the optimum, by {whole:+.2%} from afar"
+    )
     found.check("the effect of tau grows no faster than tau^2/T", passed, detail)
 
 
@@ -282,15 +317,17 @@ NEAR = 0.15
 
 
 def squared_mean(late: Floats) -> Floats:
-    """|mean over seeds of (the mean of grad F over the second half)|^2 for each setting: late is (seeds, settings, d)."""
+    """|mean over seeds of (the mean of grad F over the second half)|^2 for each setting: late is (seeds, settings,
+    d)."""
     return np.asarray((late.mean(0) ** 2).sum(-1))
 
 
 def maml_floor(found: Study, settings: Settings, tick: Tick) -> None:
-    """Vary alpha and b where gradients have sharp corners: there the bias of Option B is as large as its lemma allows, up to a factor.
+    """Vary alpha and b where gradients have sharp corners: there the bias of Option B is as large as its lemma allows,
+    up to a factor.
 
-    On quadratics it is zero, and on smooth costs it is of the second order: with corners that are rounder than the noise the floor
-    goes as alpha^4 / b^2. Both are computed from the expected step, without simulation.
+    On quadratics it is zero, and on smooth costs it is of the second order: with corners that are rounder than the
+    noise the floor goes as alpha^4 / b^2. Both are computed from the expected step, without simulation.
     """
     L = 0.1
     sharp = Corners(np.zeros(2), np.zeros(1), L, width=0.1, left=0.4, reach=8.0, sigma_g=1.0)
@@ -351,7 +388,8 @@ def moreau_floor(found: Study, settings: Settings, tick: Tick) -> None:
     measured = simulate(problem, "c", runs, settings.Q, tick=lambda updates: tick("option c, floor", updates))
     late = measured.late.reshape(len(nus), NU_SEEDS, -1).swapaxes(0, 1)
     in_nu = fit.jackknife(lambda some: fit.slope(nus, squared_mean(some)), late)
-    # Inner steps for a tolerance: at most kappa log(|grad h(w)| / nu) + 1 with the contraction of the step that is taken.
+    # Inner steps for a tolerance: at most kappa log(|grad h(w)| / nu) + 1 with the contraction of the step that is
+    # taken.
     tolerances = np.geomspace(1.0, 1e-6, 7) * L
     inner = inner_steps(problem, lam, tolerances, settings)
     found.slopes["floor_nu"] = in_nu
@@ -367,19 +405,27 @@ def moreau_floor(found: Study, settings: Settings, tick: Tick) -> None:
     found.check(
         "inner iterations follow (lam+L)/(lam-L) log(1/nu)",
         all(steps <= most for steps, most in zip(inner["steps"], inner["most"], strict=True)),
-        f"{inner['steps'][0]:.2f} to {inner['steps'][-1]:.2f} steps for nu = {tolerances[0]:.1g} to {tolerances[-1]:.1g}; "
+        f"{inner['steps'][0]:.2f} to {inner['steps'][-1]:.2f} steps for nu = {tolerances[0]:.1g} to "
+        f"{tolerances[-1]:.1g}; "
         f"{inner['per_decade']:.2f} more per decade, at most {inner['most_per_decade']:.2f}",
     )
 
 
-def inner_steps(problem: Problem, lam: float, tolerances: Floats, settings: Settings, share: float = 1.0) -> dict[str, Any]:
+def inner_steps(
+    problem: Problem, lam: float, tolerances: Floats, settings: Settings, share: float = 1.0
+) -> dict[str, Any]:
     """Mean inner steps of Option C near the optimum, and the most that gradient descent on h needs.
 
-    h has curvatures in [lam - L, lam + L]; a step of share / (lam + L) shrinks grad h by 1 - share (lam - L) / (lam + L) or more, so at most
-    1 + (lam + L) / (share (lam - L)) log(|grad h(w)| / nu) steps are taken, where |grad h(w)| = |grad f(w; D)| at the first.
+    h has curvatures in [lam - L, lam + L]; a step of share / (lam + L) shrinks grad h by 1 - share (lam - L) / (lam +
+    L) or more, so at most 1 + (lam + L) / (share (lam - L)) log(|grad h(w)| / nu) steps are taken, where |grad h(w)| =
+    |grad f(w; D)| at the first.
     """
     L = problem.constants.L
-    runs = [Run(seed, 50, 0, 1e-9 / L, lam=lam, nu=nu, inner_share=share) for nu in tolerances for seed in range(settings.seeds)]
+    runs = [
+        Run(seed, 50, 0, 1e-9 / L, lam=lam, nu=nu, inner_share=share)
+        for nu in tolerances
+        for seed in range(settings.seeds)
+    ]
     measured = simulate(problem, "c", runs, 1)
     steps = measured.inner_steps.reshape(len(tolerances), -1).mean(1)
     first = float(np.linalg.norm(problem.gradients(problem.w0), axis=-1).max()) + 6 * problem.constants.sigma_g
@@ -416,9 +462,13 @@ def recovers_fedasync(found: Study, settings: Settings, tick: Tick) -> None:
         return tick(f"option {found.option}, limit", updates)
 
     if found.option == "b":
-        apart = distance(simulate(problem, "b", [Run(seed, LIMIT_T, tau, eta, alpha=0.0) for seed in seeds], settings.Q, tick=ticked))
+        apart = distance(
+            simulate(problem, "b", [Run(seed, LIMIT_T, tau, eta, alpha=0.0) for seed in seeds], settings.Q, tick=ticked)
+        )
         found.limit = {"alpha": [0.0], "distance": [float(apart.max())]}
-        found.check("alpha = 0 recovers FedAsync", float(apart.max()) == 0, f"final models differ by {apart.max():.3g} at most")
+        found.check(
+            "alpha = 0 recovers FedAsync", float(apart.max()) == 0, f"final models differ by {apart.max():.3g} at most"
+        )
         return
     lams = np.geomspace(1e1, 1e5, 5) * L
     runs = [Run(seed, LIMIT_T, tau, eta, lam=lam, nu=1e-9 * L) for lam in lams for seed in seeds]
@@ -426,7 +476,10 @@ def recovers_fedasync(found: Study, settings: Settings, tick: Tick) -> None:
     apart = np.linalg.norm(far.w.reshape(len(lams), settings.seeds, -1) - plain.w, axis=-1).mean(1)
     slope = fit.slope(lams, apart)
     found.limit = {"lam": lams.tolist(), "distance": apart.tolist(), "slope": slope}
-    detail = f"final models are {apart[0]:.2g} apart at lam = 10 L and {apart[-1]:.2g} at lam = 10^5 L: slope {slope:.3f}, against -1"
+    detail = (
+        f"final models are {apart[0]:.2g} apart at lam = 10 L and {apart[-1]:.2g} at lam = 10^5 L: slope "
+        f"{slope:.3f}, against -1"
+    )
     found.check("lam -> infinity recovers FedAsync", slope <= -0.9, detail)
 
 
@@ -435,7 +488,8 @@ def recovers_fedasync(found: Study, settings: Settings, tick: Tick) -> None:
 UNEVEN_T = 40_000
 UNEVEN_L = 0.02
 UNEVEN_CLIENTS = 4
-"""Few beside tau: waiting for the slowest holds the fast ones back, and the more clients there are the more it evens out."""
+"""Few beside tau: waiting for the slowest holds the fast ones back, and the more clients there are the more it evens
+out."""
 UNEVEN_SEEDS = 8
 DOWNLOADS = (0.2, 2.0)
 """Range of the clients' mean download times: the fastest are ten times as fast as the slowest."""
@@ -444,9 +498,10 @@ DOWNLOADS = (0.2, 2.0)
 def uneven_schedule(found: Study, settings: Settings, tick: Tick) -> None:
     """Option A on `schedule=asynchronous`: staleness is bounded by waiting, but i_t is not uniform.
 
-    Client i arrives with a share p_i of all updates, so the run approaches the optimum of sum_i p_i f_i, where grad f is not zero. The bound
-    goes to zero with T; what is measured does not. Here the faster half of the clients wants w = 1 and the slower half w = -1, with the same
-    curvature L for all: gamma_g is known everywhere, and runs start at the optimum.
+    Client i arrives with a share p_i of all updates, so the run approaches the optimum of sum_i p_i f_i, where grad f
+    is not zero. The bound goes to zero with T; what is measured does not. Here the faster half of the clients wants w =
+    1 and the slower half w = -1, with the same curvature L for all: gamma_g is known everywhere, and runs start at the
+    optimum.
     """
     n = min(settings.clients, UNEVEN_CLIENTS)
     if n < 2:
@@ -464,11 +519,15 @@ def uneven_schedule(found: Study, settings: Settings, tick: Tick) -> None:
         lines[seed] = rank[line.client], line.reads
     runs = [Run(seed, T, tau, theorem.eta(T)) for T in Ts for seed in seeds]
     draws = GivenTimeline(n, lines)
-    uneven = simulate(problem, "a", runs, settings.Q, draws, tick=lambda updates: tick("option a, asynchronous schedule", updates))
+    uneven = simulate(
+        problem, "a", runs, settings.Q, draws, tick=lambda updates: tick("option a, asynchronous schedule", updates)
+    )
     even = simulate(problem, "a", runs, settings.Q, tick=lambda updates: tick("option a, drawn schedule", updates))
     gap = float(problem.cost("a", problem.w0)) - problem.f_star
     shares = np.array([np.bincount(client, minlength=n) / len(client) for client, _ in lines.values()])
-    limit = float(np.mean([(problem.cost_gradient("a", problem.optimum("a", weights=share)) ** 2).sum() for share in shares]))
+    limit = float(
+        np.mean([(problem.cost_gradient("a", problem.optimum("a", weights=share)) ** 2).sum() for share in shares])
+    )
     pairs = [x.average.reshape(len(Ts), -1).mean(1) for x in (uneven, even)]
     bounds = np.array([theorem.bound(T, gap).total for T in Ts])
     found.uneven = {
@@ -478,7 +537,9 @@ def uneven_schedule(found: Study, settings: Settings, tick: Tick) -> None:
         "asynchronous": pairs[0].tolist(),
         "drawn": pairs[1].tolist(),
         "bound": bounds.tolist(),
-        "times_the_bound": [float(value / bound) if bound else math.inf for value, bound in zip(pairs[0], bounds, strict=True)],
+        "times_the_bound": [
+            float(value / bound) if bound else math.inf for value, bound in zip(pairs[0], bounds, strict=True)
+        ],
         "other_conditions_hold": [theorem.conditions_hold(T) for T in Ts],
         "limit": limit,
         "shares": shares.mean(0).tolist(),

@@ -13,9 +13,9 @@ class Deadlines:
     """The jobs in flight, in order of reading. A job that read at arrival count r must be applied at index <= r + tau.
 
     With the jobs in flight numbered k = 0, 1, ... by deadline, all of them can still be met after t arrivals exactly if
-    t + k <= r_k + tau for every k (apply the earliest deadline first). A new read has the latest deadline t + tau, so it is
-    admitted while at most tau others are in flight. Applying a job takes one step from everyone before it, so it may be
-    applied unless someone before it is *tight*: t + k = r_k + tau.
+    t + k <= r_k + tau for every k (apply the earliest deadline first). A new read has the latest deadline t + tau, so
+    it is admitted while at most tau others are in flight. Applying a job takes one step from everyone before it, so it
+    may be applied unless someone before it is *tight*: t + k = r_k + tau.
     """
 
     def __init__(self, tau: int, most: int) -> None:

@@ -1,8 +1,8 @@
 """How long a client downloads, computes, uploads and rests.
 
-Slow clients stay slow: a mean per client, then a draw per visit around it. The draws are named by (seed, client, visit),
-so every schedule and every method meets the same delays: "the exact same communication setup". Only with `per_gradient` > 0 do
-methods differ: those that take more gradients per local step compute longer.
+Slow clients stay slow: a mean per client, then a draw per visit around it. The draws are named by (seed, client,
+visit), so every schedule and every method meets the same delays: "the exact same communication setup". Only with
+`per_gradient` > 0 do methods differ: those that take more gradients per local step compute longer.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from persafl_lit.common.seeding import rng
 from persafl_lit.errors import ConfigError, TimelineError, shown
-from persafl_lit.streams import rng
-from persafl_lit.timeline.jobs import Floats, number, read_rows
+from persafl_lit.timeline.timeline import Floats, number, read_rows
 
 BLOCK = 64  # visits drawn at a time
 FEW = 50  # clients looked at to guess how long visits take
@@ -26,10 +26,11 @@ VisitDelays = Callable[[int], Floats]
 
 
 class Delays:
-    """A source of delays. A subclass says how long one `visit` takes, or, faster, gives `of` a client's visits in blocks.
+    """A source of delays. A subclass says how long one `visit` takes, or, faster, gives `of` a client's visits in
+    blocks.
 
-    Both are functions of their arguments alone: draw from `persafl_lit.rng(seed, "a name of yours", client, visit)`. `gradients` is how many
-    gradients the method's objective takes per local step (`Objective.cost`).
+    Both are functions of their arguments alone: draw from `persafl_lit.rng(seed, "a name of yours", client, visit)`.
+    `gradients` is how many gradients the method's objective takes per local step (`Objective.cost`).
     """
 
     def visit(self, seed: int, client: int, visit: int, local_steps: int, gradients: int) -> Sequence[float]:
@@ -41,7 +42,9 @@ class Delays:
 
         def block_of(block: int) -> Floats:
             numbers = range(block * BLOCK, (block + 1) * BLOCK)
-            visits = np.array([self.visit(seed, client, number, local_steps, gradients) for number in numbers], dtype=np.float64)
+            visits = np.array(
+                [self.visit(seed, client, number, local_steps, gradients) for number in numbers], dtype=np.float64
+            )
             possible = visits.shape == (BLOCK, len(PHASES)) and bool((visits >= 0).all() and np.isfinite(visits).all())
             if not possible or not visits[:, :3].any(axis=1).all():
                 raise TimelineError(
@@ -54,7 +57,10 @@ class Delays:
 
     def longest(self, seed: int, clients: int, local_steps: int, gradients: int = 1) -> float:
         """A visit, with its rest, that is longer than most: the longest of some clients' first visits."""
-        return max(float(self.of(seed, client, local_steps, gradients)(0).sum(axis=1).max()) for client in range(min(clients, FEW)))
+        return max(
+            float(self.of(seed, client, local_steps, gradients)(0).sum(axis=1).max())
+            for client in range(min(clients, FEW))
+        )
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,9 @@ class RandomDelays(Delays, ABC):
     mean compute = local_steps * (compute + per_gradient * gradients)
     mean rest = idle * (mean of all the rest): 0.25 keeps 80 % of the clients active
 
-    `gradients` counts what every local step takes: plain, proximal and SCAFFOLD 1, MAML 4 (2 if first order, 1 with alpha = 0), Moreau
-    `inner_steps`, also where `nu` stops earlier. Not counted is what a visit takes besides (SCAFFOLD's pass over all local data, Moreau's
-    residual) or now and then (a finite difference that is taken again).
+    `gradients` counts what every local step takes: plain, proximal and SCAFFOLD 1, MAML 4 (2 if first order, 1 with
+    alpha = 0), Moreau `inner_steps`, also where `nu` stops earlier. Not counted is what a visit takes besides
+    (SCAFFOLD's pass over all local data, Moreau's residual) or now and then (a finite difference that is taken again).
     """
 
     download: tuple[float, float] = (0.5, 1.5)
@@ -77,7 +83,8 @@ class RandomDelays(Delays, ABC):
     compute: float = 0.001
     """Mean time of one local step (the paper: negligible)."""
     per_gradient: float = 0.0
-    """Mean time of one gradient: compute grows with the objective's gradients per local step (plain 1, MAML 4, Moreau inner_steps)."""
+    """Mean time of one gradient: compute grows with the objective's gradients per local step (plain 1, MAML 4, Moreau
+    inner_steps)."""
     idle: float = 0.25
     """Mean rest / mean of the rest of a visit; 0.25 keeps 80 % of the clients active."""
 
@@ -85,12 +92,16 @@ class RandomDelays(Delays, ABC):
         for name in ("download", "upload_ratio"):
             low, high = _pair(name, getattr(self, name))
             if not 0 <= low <= high:
-                raise ConfigError(f"delays.{name} must be a range [low, high] with 0 <= low <= high; got [{low}, {high}]")
+                raise ConfigError(
+                    f"delays.{name} must be a range [low, high] with 0 <= low <= high; got [{low}, {high}]"
+                )
         for name in ("compute", "per_gradient", "idle"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"delays.{name} must be >= 0; got {getattr(self, name)!r}")
         if self.download[1] == 0 and self.compute == 0 and self.per_gradient == 0:
-            raise ConfigError("delays.download, delays.compute and delays.per_gradient are all 0: no simulated time would ever pass")
+            raise ConfigError(
+                "delays.download, delays.compute and delays.per_gradient are all 0: no simulated time would ever pass"
+            )
 
     @abstractmethod
     def around_one(self, stream: np.random.Generator, size: tuple[int, int]) -> Floats:
@@ -177,8 +188,8 @@ class Pareto(RandomDelays):
 class Trace(Delays):
     """Measured delays: a CSV with the columns client,download,compute,upload,idle and one row per visit.
 
-    Client i of the simulation uses the rows of the i-th traced client (modulo their number), in order and then again from
-    the first row. `compute` is the whole visit's, as measured, whatever the method.
+    Client i of the simulation uses the rows of the i-th traced client (modulo their number), in order and then again
+    from the first row. `compute` is the whole visit's, as measured, whatever the method.
     """
 
     path: str
@@ -191,7 +202,9 @@ class Trace(Delays):
             client = int(number(int, row["client"], self.path, line, "client"))
             visit = [number(float, row[name], self.path, line, name) for name in PHASES]
             if not sum(visit[:3]) > 0:
-                raise TimelineError(f"{self.path}, line {line}: download + compute + upload must be > 0: a visit takes time")
+                raise TimelineError(
+                    f"{self.path}, line {line}: download + compute + upload must be > 0: a visit takes time"
+                )
             per_client.setdefault(client, []).append(visit)
         if not per_client:
             raise TimelineError(f"{self.path}: no visits in it; a trace needs at least one row below its header")

@@ -10,19 +10,20 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from persafl_lit import limits
+from persafl_lit.common import limits
+from persafl_lit.common.seeding import rng
 from persafl_lit.errors import ConfigError, TimelineError
-from persafl_lit.streams import rng
 from persafl_lit.timeline.deadlines import Deadlines
 from persafl_lit.timeline.delays import BLOCK, Delays, VisitDelays
-from persafl_lit.timeline.jobs import Activity, Floats, Ints, Timeline, from_csv, jobs_to_timeline
+from persafl_lit.timeline.timeline import Activity, Floats, Ints, Timeline, from_csv, jobs_to_timeline
 
 Policy = Literal["wait", "drop", "measure"]
 ARRIVES, ASKS = 0, 1  # kinds of events, in their order at equal times
 
 
 class Setting(NamedTuple):
-    """What every schedule needs to know. The run ends at `horizon` or after `updates` arrivals, whichever comes first."""
+    """What every schedule needs to know. The run ends at `horizon` or after `updates` arrivals, whichever comes
+    first."""
 
     clients: int
     local_steps: int
@@ -45,8 +46,8 @@ class Schedule(ABC):
 class Asynchronous(Schedule):
     """The closed loop of Algorithm 2: read, compute, send, rest, read again; nobody waits for anybody.
 
-    `tau` bounds the staleness in arrivals: `wait` delays reads and arrivals so that the bound holds and nothing is lost,
-    `drop` discards what comes too late, `measure` (or no tau) only counts.
+    `tau` bounds the staleness in arrivals: `wait` delays reads and arrivals so that the bound holds and nothing is
+    lost, `drop` discards what comes too late, `measure` (or no tau) only counts.
     """
 
     tau: int | None = None
@@ -89,7 +90,9 @@ class Rounds(Schedule):
         start, count = 0.0, 0
         while not _over(setting, start, count):
             _refuse_endless(setting, count, start)
-            cohort = rng(setting.seed, "cohort", count // self.cohort).choice(setting.clients, self.cohort, replace=False)
+            cohort = rng(setting.seed, "cohort", count // self.cohort).choice(
+                setting.clients, self.cohort, replace=False
+            )
             jobs = [(visits[client].next(start), client) for client in cohort.tolist()]
             jobs.sort(key=lambda job: (job[0].received, job[1]))
             rows += [(client, count, visit) for visit, client in jobs]
@@ -103,7 +106,8 @@ class Rounds(Schedule):
 
 @dataclass(frozen=True)
 class Drawn(Schedule):
-    """Assumption 1 exactly: i_t ~ Uniform[n] and Omega(t) = t - s with s uniform on 0..min(t, tau). One arrival a second."""
+    """Assumption 1 exactly: i_t ~ Uniform[n] and Omega(t) = t - s with s uniform on 0..min(t, tau). One arrival a
+    second."""
 
     tau: int = 10
     """Largest staleness."""
@@ -121,7 +125,9 @@ class Drawn(Schedule):
         share = rng(setting.seed, "drawn staleness").random(len(t))
         reads = t - np.floor(share * (np.minimum(t, self.tau) + 1)).astype(np.int64)
         horizon = float(len(t)) if setting.horizon is None else min(setting.horizon, float(len(t)))
-        return jobs_to_timeline(setting.clients, client, reads, reads.astype(np.float64), np.arange(1.0, len(t) + 1), horizon)
+        return jobs_to_timeline(
+            setting.clients, client, reads, reads.astype(np.float64), np.arange(1.0, len(t) + 1), horizon
+        )
 
 
 @dataclass(frozen=True)
@@ -151,11 +157,15 @@ def _free_running(setting: Setting, tau: int | None) -> Timeline:
         activity = activity.rows(np.lexsort((activity.client, activity.received)))
         if (lost := activity.received <= activity.read_at).any():
             raise TimelineError(
-                f"a visit of client {int(activity.client[lost][0])} at simulated time {float(activity.read_at[lost][0]):g} is too short to be told "
+                f"a visit of client {int(activity.client[lost][0])} at simulated time "
+                f"{float(activity.read_at[lost][0]):g} is too short to be told "
                 "from no time at all: delays and horizon are too many orders of magnitude apart"
             )
         if tau is None:
-            reads, kept = np.searchsorted(activity.received, activity.read_at, side="right"), np.ones(len(activity.client), dtype=bool)
+            reads, kept = (
+                np.searchsorted(activity.received, activity.read_at, side="right"),
+                np.ones(len(activity.client), dtype=bool),
+            )
         else:
             reads, kept = _reads_with_drops(activity, tau)
         # Every visit that begins by `until` is there, so every arrival by then is.
@@ -191,7 +201,10 @@ def _horizon_guess(setting: Setting) -> float:
     if setting.updates is None:
         assert setting.horizon is not None
         return setting.horizon
-    visits_of = (setting.delays.of(setting.seed, client, setting.local_steps, setting.gradients) for client in range(min(setting.clients, 200)))
+    visits_of = (
+        setting.delays.of(setting.seed, client, setting.local_steps, setting.gradients)
+        for client in range(min(setting.clients, 200))
+    )
     cycles = [float(block_of(0).sum(axis=1).mean()) for block_of in visits_of]
     rate = setting.clients * float(np.mean(1 / np.maximum(cycles, 1e-12)))
     # Not twice the longest cycle: where one client takes a day, those that take a second would go round for two.
@@ -251,7 +264,9 @@ def _waiting(setting: Setting, tau: int) -> Timeline:
             while waiting and in_flight.admits():
                 read(waiting.popleft())
 
-    activity = Activity(np.array([client for client, _ in begun], dtype=np.int64), *_columns([visit for _, visit in begun]))
+    activity = Activity(
+        np.array([client for client, _ in begun], dtype=np.int64), *_columns([visit for _, visit in begun])
+    )
     jobs = np.array([job for job, _ in applied], dtype=np.int64).reshape(-1, 4)
     reads, _, clients, rows = jobs.T
     return _cut(setting, clients, reads, activity.read_at[rows], np.array([moment for _, moment in applied]), activity)
@@ -306,7 +321,9 @@ class _Visits:
 
 
 def _over(setting: Setting, now: float, arrivals: int) -> bool:
-    return (setting.horizon is not None and now > setting.horizon) or (setting.updates is not None and arrivals >= setting.updates)
+    return (setting.horizon is not None and now > setting.horizon) or (
+        setting.updates is not None and arrivals >= setting.updates
+    )
 
 
 def _refuse_far(setting: Setting, at_once: int) -> None:
@@ -320,15 +337,23 @@ def _refuse_endless(setting: Setting, visits: float, now: float) -> None:
     """A run that is to end by `updates` may look some way beyond them."""
     if visits > limits.MOST_VISITS * (1 if setting.updates is None else 4):
         raise TimelineError(
-            f"{setting.clients} clients make more than {limits.MOST_VISITS:,} visits by simulated time {now:g}, the most that a timeline holds; "
+            f"{setting.clients} clients make more than {limits.MOST_VISITS:,} visits by simulated time "
+            f"{now:g}, the most that a timeline holds; "
             "lower horizon, updates or clients, or lengthen the delays"
         )
 
 
 def _cut(
-    setting: Setting, client: Ints, reads: Ints, read_at: Floats, arrives: Floats, activity: Activity | None, kept: np.ndarray | None = None
+    setting: Setting,
+    client: Ints,
+    reads: Ints,
+    read_at: Floats,
+    arrives: Floats,
+    activity: Activity | None,
+    kept: np.ndarray | None = None,
 ) -> Timeline:
-    """The timeline up to the horizon or the last of `updates` arrivals; `kept` marks the arrivals that were not dropped."""
+    """The timeline up to the horizon or the last of `updates` arrivals; `kept` marks the arrivals that were not
+    dropped."""
     kept = np.ones(len(client), dtype=bool) if kept is None else kept
     end = len(client) if setting.horizon is None else int(np.searchsorted(arrives, setting.horizon, side="right"))
     if setting.updates is not None and kept[:end].sum() > setting.updates:
@@ -339,4 +364,13 @@ def _cut(
     assert horizon is not None
     if activity is not None:
         activity = activity.rows(activity.read_at < horizon)
-    return jobs_to_timeline(setting.clients, client[rows], reads[rows], read_at[rows], arrives[rows], horizon, activity, dropped=end - len(rows))
+    return jobs_to_timeline(
+        setting.clients,
+        client[rows],
+        reads[rows],
+        read_at[rows],
+        arrives[rows],
+        horizon,
+        activity,
+        dropped=end - len(rows),
+    )

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from persafl_lit.common.csv_table import columns_to_csv
+from persafl_lit.common.input_files import plain_file
+from persafl_lit.common.limits import MOST_CLIENTS, at_most
 from persafl_lit.errors import TimelineError, shown
-from persafl_lit.inputs import plain_file
-from persafl_lit.limits import MOST_CLIENTS, at_most
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -34,7 +35,8 @@ class Job(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """When clients were busy, one row per visit: also the visits whose update was dropped or had not arrived at the end.
+    """When clients were busy, one row per visit: also the visits whose update was dropped or had not arrived at the
+    end.
 
     A client downloads from `read_at` to `downloaded`, computes to `computed` and uploads to `received`.
     """
@@ -55,8 +57,8 @@ class Timeline:
     """Jobs in order of arrival.
 
     `reads` counts arrivals, so that one timeline serves every method: a server that updates its model once per `buffer`
-    arrivals has, after t of them, the version t // buffer, and the staleness of arrival t is t // buffer - reads // buffer.
-    Equal times: arrivals come before reads, and a lower client number before a higher one.
+    arrivals has, after t of them, the version t // buffer, and the staleness of arrival t is t // buffer - reads //
+    buffer. Equal times: arrivals come before reads, and a lower client number before a higher one.
     """
 
     clients: int
@@ -119,7 +121,8 @@ class Timeline:
         return float(np.sum(end - start) / (self.horizon * self.clients)) if self.horizon > 0 else 0.0
 
     def waves(self, buffer: int = 1) -> Ints:
-        """The wave of every job: a job needs the jobs whose arrivals made its model, and jobs of one wave are independent.
+        """The wave of every job: a job needs the jobs whose arrivals made its model, and jobs of one wave are
+        independent.
 
         wave(j) = 0 if j reads the first model, else 1 + max wave(i) over the arrivals i that made the model j reads.
         """
@@ -133,7 +136,8 @@ class Timeline:
         return np.asarray(waves, dtype=np.int64)
 
     def last_visits(self) -> Ints:
-        """For every job: the number of arrivals after which its client's last visit before `reads` has arrived; 0 if there is none."""
+        """For every job: the number of arrivals after which its client's last visit before `reads` has arrived; 0 if
+        there is none."""
         count = len(self)
         arrivals = np.sort(self.client * (count + 1) + np.arange(count))  # by client, then by arrival
         before = np.searchsorted(arrivals, self.client * (count + 1) + self.reads) - 1
@@ -178,9 +182,7 @@ class Timeline:
     def to_csv(self) -> str:
         """The timeline as text; floats are written so that reading them gives the same bits."""
         columns = (self.client, self.visit, self.reads, self.read_at, self.arrives)
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        lines = (f"{client},{visit},{reads},{read_at!r},{arrives!r}\n" for client, visit, reads, read_at, arrives in rows)
-        return ",".join(COLUMNS) + "\n" + "".join(lines)
+        return columns_to_csv({name: column.tolist() for name, column in zip(COLUMNS, columns, strict=True)})
 
 
 def jobs_to_timeline(
@@ -213,7 +215,9 @@ def read_rows(path: str | os.PathLike[str], columns: tuple[str, ...]) -> list[tu
     try:
         header = next(reader, [])
         if [name.strip() for name in header] != list(columns):
-            raise TimelineError(f"{path}, line 1: the columns must be {','.join(columns)}; got {shown(','.join(header))}")
+            raise TimelineError(
+                f"{path}, line 1: the columns must be {','.join(columns)}; got {shown(','.join(header))}"
+            )
         for row in filter(None, reader):
             if len(row) != len(columns):
                 raise TimelineError(f"{path}, line {reader.line_num}: expected {len(columns)} values, got {len(row)}")
@@ -259,15 +263,26 @@ def check_timeline(timeline: Timeline, place: Callable[[int], str]) -> None:
     def refuse(bad: NDArray[np.bool_], why: str) -> None:
         if bad.any():
             index = int(bad.argmax())
-            raise TimelineError(f"{place(index)}: " + why.format(index=index, clients=timeline.clients, **timeline[index]._asdict()))
+            raise TimelineError(
+                f"{place(index)}: " + why.format(index=index, clients=timeline.clients, **timeline[index]._asdict())
+            )
 
     client, reads, read_at, arrives = timeline.client, timeline.reads, timeline.read_at, timeline.arrives
-    refuse((client < 0) | (client >= timeline.clients), "client {client} does not exist; there are {clients} clients, numbered from 0")
-    refuse(np.diff(arrives, prepend=0.0) < 0, "out of order: arrives={arrives} comes after a later arrival; sort the rows by arrives")
+    refuse(
+        (client < 0) | (client >= timeline.clients),
+        "client {client} does not exist; there are {clients} clients, numbered from 0",
+    )
+    refuse(
+        np.diff(arrives, prepend=0.0) < 0,
+        "out of order: arrives={arrives} comes after a later arrival; sort the rows by arrives",
+    )
     refuse(~(read_at <= arrives), "the job arrives at {arrives}, before it read the model at {read_at}")
     ahead = (reads < 0) | (reads > np.arange(len(reads)))
     refuse(ahead, "a read from the future: reads={reads}, but only {index} updates have arrived before this row")
     known = np.searchsorted(arrives, read_at, side="right")
     refuse(reads > known, "a read from the future: reads={reads}, but fewer updates had arrived by read_at={read_at}")
     usual = jobs_to_timeline(timeline.clients, client, reads, read_at, arrives, timeline.horizon)
-    refuse(timeline.visit != usual.visit, "a gap: client {client} has visit {visit} here; visits count 0, 1, 2, ... per client")
+    refuse(
+        timeline.visit != usual.visit,
+        "a gap: client {client} has visit {visit} here; visits count 0, 1, 2, ... per client",
+    )

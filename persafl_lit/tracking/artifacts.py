@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import copy
-import csv
-import io
 import json
 import sys
 from typing import TYPE_CHECKING
 
+from persafl_lit.common.csv_table import columns_to_csv
 from persafl_lit.errors import located
+from persafl_lit.tracking.messages import CHANGED, NOTE
 
 if TYPE_CHECKING:
-    from persafl_lit.api import Result
+    from persafl_lit.engine.result import Result
     from persafl_lit.tracking.tracker import Tracker
-
-NOTE = "persafl.note"
-"""What a user should be told about the run."""
-CHANGED = "persafl.model_changed"
-"""`false` for a run that is no result."""
 
 
 def log_result(tracker: Tracker, result: Result) -> None:
@@ -26,7 +21,7 @@ def log_result(tracker: Tracker, result: Result) -> None:
     summary, curves, clients = result.summary(), result.curves(), result.clients()
     tracker.say(text=json.dumps({"summary": summary, "curves": curves, "clients": clients}), name="results.json")
     tracker.say(text=json.dumps(summary, indent=2), name="summary.json")
-    tracker.say(text=_csv(curves), name="curves.csv")
+    tracker.say(text=columns_to_csv(curves), name="curves.csv")
     tracker.say(tags={NOTE: "; ".join(result.notes), CHANGED: str(result.model_changed).lower()})
     tracker.say(table={name: [row[name] for row in clients] for name in clients[0]}, name="clients.json")
     tracker.metrics({"wall_seconds": result.wall_seconds}, result.points[-1])
@@ -39,7 +34,7 @@ def log_result(tracker: Tracker, result: Result) -> None:
 
 def _log_picture(tracker: Tracker, result: Result) -> None:
     if result.config.tracking.figures:
-        from persafl_lit.report.overview import draw_run
+        from persafl_lit.report.run_overview import draw_run
 
         file = tracker.staging / "run.png"
         draw_run(result.config.name, result.curves(), result.timeline, result.buffer, result.clients(), file)
@@ -53,18 +48,11 @@ def _log_model(tracker: Tracker, result: Result) -> None:
         from persafl_lit.tracking.store import save_model
 
         data, _ = next(result.federation.whole(0, "test", 2))
-        if result.config.data["name"] == "quadratic" or not (isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor)):
+        if result.config.data["name"] == "quadratic" or not (
+            isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor)
+        ):
             return
         example = data[0].float() if data[0].is_floating_point() else data[0]
         folder = tracker.staging / "model"
         if save_model(copy.deepcopy(result.model).float(), example.contiguous(), folder):
             tracker.say(path=str(folder), folder="model")
-
-
-def _csv(columns: dict[str, list[float]]) -> str:
-    """Numbers are written so that reading them gives the same bits."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(map(repr, row) for row in zip(*columns.values(), strict=True))
-    return text.getvalue()

@@ -13,7 +13,12 @@ PACKAGES = ("persafl_lit", "torch", "torchvision", "lightning", "mlflow", "numpy
 
 def environment() -> dict[str, Any]:
     """Versions of Python, the system and the packages that a result depends on."""
-    return {"python": sys.version.split()[0], "platform": platform.platform(), "machine": platform.machine(), "packages": _versions()}
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "packages": _versions(),
+    }
 
 
 def _versions() -> dict[str, str]:

@@ -15,8 +15,9 @@ METRICS = ("accuracy.test", "accuracy.val", "accuracy.worst_decile", "accuracy.g
 SECTION = "persafl-comparison"
 
 
-DESCRIPTION = """Runs of `persafl`. A metric's step is the number of server updates; its time is *simulated* time (relative time in the UI,
-in seconds, is simulated time). `accuracy.test` is the mean over clients after fine-tuning, `accuracy.global` without."""
+DESCRIPTION = """Runs of `persafl`. A metric's step is the number of server updates; its time is *simulated* time
+(relative time in the UI, in seconds, is simulated time). `accuracy.test` is the mean over clients after fine-tuning,
+`accuracy.global` without."""
 
 
 PAIRS = (("method.lam", "method.beta"), ("method.alpha", "method.beta"))
@@ -24,7 +25,8 @@ PAIRS = (("method.lam", "method.beta"), ("method.alpha", "method.beta"))
 
 
 def experiment_tags(varied: Sequence[Sequence[str]] = PAIRS) -> dict[str, str]:
-    """What makes an experiment readable in the UI; with the sets of keys that its runs vary together, such as a sweep's blocks."""
+    """What makes an experiment readable in the UI; with the sets of keys that its runs vary together, such as a sweep's
+    blocks."""
     return {
         "mlflow.note.content": DESCRIPTION,
         "mlflow.experimentKind": "custom_model_development",
@@ -46,7 +48,9 @@ def _view(varied: Sequence[Sequence[str]]) -> dict[str, Any]:
         *(_parallel(keys) for keys in varied),
     ]
     return {
-        "selectedColumns": [f"params.`{name}`" for name in columns] + [f"metrics.`{name}`" for name in METRICS] + ["tags.`persafl.note`"],
+        "selectedColumns": [f"params.`{name}`" for name in columns]
+        + [f"metrics.`{name}`" for name in METRICS]
+        + ["tags.`persafl.note`"],
         # The best first; in the order of time the UI would fold a sweep's trials away under their parent.
         "orderByKey": "metrics.`accuracy.val`",
         "orderByAsc": False,
@@ -56,7 +60,14 @@ def _view(varied: Sequence[Sequence[str]]) -> dict[str, Any]:
         "runsHiddenMode": "FIRST_20_RUNS",
         "compareRunCharts": charts,
         "compareRunSections": [
-            {"uuid": SECTION, "name": "Comparison", "display": True, "isReordered": False, "deleted": False, "isGenerated": False}
+            {
+                "uuid": SECTION,
+                "name": "Comparison",
+                "display": True,
+                "isReordered": False,
+                "deleted": False,
+                "isGenerated": False,
+            }
         ],
         "isAccordionReordered": False,
         "autoRefreshEnabled": True,
@@ -66,18 +77,41 @@ def _view(varied: Sequence[Sequence[str]]) -> dict[str, Any]:
 
 
 def _card(kind: str, name: str, title: str) -> dict[str, Any]:
-    common = {"type": kind, "uuid": f"persafl-{name}", "metricSectionId": SECTION, "deleted": False, "isGenerated": False}
+    common = {
+        "type": kind,
+        "uuid": f"persafl-{name}",
+        "metricSectionId": SECTION,
+        "deleted": False,
+        "isGenerated": False,
+    }
     return {**common, "runsCountToCompare": 20, "displayName": title}
 
 
 def _line(metric: str, axis: str, title: str) -> dict[str, Any]:
     own = {"metricKey": metric, "selectedMetricKeys": [metric], "xAxisKey": axis, "useGlobalXaxisKey": False}
-    scales = {"scaleType": "linear", "xAxisScaleType": "linear", "lineSmoothness": 0, "useGlobalLineSmoothing": False, "displayPoints": True}
-    return {**_card("LINE", f"{metric}-{axis}", title), **own, **scales, "yAxisKey": "metric", "yAxisExpressions": [], "selectedXAxisMetricKey": ""}
+    scales = {
+        "scaleType": "linear",
+        "xAxisScaleType": "linear",
+        "lineSmoothness": 0,
+        "useGlobalLineSmoothing": False,
+        "displayPoints": True,
+    }
+    return {
+        **_card("LINE", f"{metric}-{axis}", title),
+        **own,
+        **scales,
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "selectedXAxisMetricKey": "",
+    }
 
 
 def _parallel(keys: Sequence[str]) -> dict[str, Any]:
     """The UI leaves runs out that lack one of the keys, so each set of keys has a chart of its own."""
-    settings = {"selectedParams": list(keys), "selectedMetrics": ["accuracy.val", "accuracy.test"], "showAllRuns": False}
+    settings = {
+        "selectedParams": list(keys),
+        "selectedMetrics": ["accuracy.val", "accuracy.test"],
+        "showAllRuns": False,
+    }
     names = ", ".join(key.rpartition(".")[2] for key in keys)
     return {**_card("PARALLEL", f"settings-{'-'.join(keys)}", f"{names} against accuracy"), **settings}

@@ -1,4 +1,4 @@
-"""Where runs are tracked, and what a lost tracking server did not take: kept in files and sent later."""
+"""What a lost tracking server did not take: kept in files and sent later."""
 
 from __future__ import annotations
 
@@ -12,20 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from persafl_lit.common.atomic_file import write_text_atomically
 from persafl_lit.errors import first_line
-
-STORE = Path("mlruns")
-SQLITE = "sqlite:///"
-
-Message = dict[str, Any]
-"""One thing to tell MLflow, as plain values: metrics, tags, a text, a table, a file or the status (see `Store.send`)."""
-
-
-def store_uri(uri: str | None) -> str:
-    """The tracking URI: as configured, else the environment's, else our sqlite store. Files are named in full, because
-    MLflow keeps connections by URI and would take another folder's store for the same."""
-    chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{STORE}/mlflow.db"
-    return SQLITE + str(Path(chosen.removeprefix(SQLITE)).absolute()) if chosen.startswith(SQLITE) else chosen
+from persafl_lit.tracking.location import STORE
+from persafl_lit.tracking.messages import Message
 
 
 def _folder() -> Path:
@@ -39,9 +29,7 @@ def keep(uri: str, run_id: str, messages: Sequence[Message]) -> Path:
     file = folder / f"{time.time_ns():020d}.{os.getpid()}.json"
     try:
         kept = [_with_copy(message, _files_of(file) / str(number)) for number, message in enumerate(messages)]
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"uri": uri, "run_id": run_id, "messages": kept}))
-        os.replace(temporary, file)
+        write_text_atomically(file, json.dumps({"uri": uri, "run_id": run_id, "messages": kept}))
     except OSError:  # half of it would help nobody, and a full disk needs the room
         _forget(file)
         raise
@@ -62,8 +50,7 @@ def _files_of(file: Path) -> Path:
 
 
 def _forget(file: Path) -> None:
-    for left in (file, file.with_suffix(".tmp")):
-        left.unlink(missing_ok=True)
+    file.unlink(missing_ok=True)
     shutil.rmtree(_files_of(file), ignore_errors=True)
     with contextlib.suppress(OSError):  # not if more was kept meanwhile
         file.parent.rmdir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -13,12 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from persafl_lit.common.lock import Lock
+from persafl_lit.config.schema import ADDED, ADDED_BESIDE
 from persafl_lit.errors import ConfigError, TrackingError, first_line
 from persafl_lit.report.record import Record
-from persafl_lit.settings import ADDED, ADDED_BESIDE
 from persafl_lit.timeline import from_csv
-from persafl_lit.tracking.unsent import SQLITE, Message
-from persafl_lit.tracking.view import experiment_tags
+from persafl_lit.tracking.location import SQLITE
+from persafl_lit.tracking.messages import PLANNED, PRUNED, SELECT, Message
+from persafl_lit.tracking.mlflow_view import experiment_tags
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # We try again ourselves and go on with the run meanwhile; MLflow's own patience would be minutes.
@@ -45,7 +46,9 @@ class Store:
     def __init__(self, uri: str) -> None:
         logging.getLogger("alembic").setLevel(logging.WARNING)
         logging.getLogger("mlflow").setLevel(logging.ERROR)
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # tracebacks of errors that we say in a sentence
+        logging.getLogger("mlflow.store.db.utils").setLevel(
+            logging.CRITICAL
+        )  # tracebacks of errors that we say in a sentence
         self.uri = uri
         with _one_at_a_time(uri):
             if uri.startswith(SQLITE):
@@ -61,7 +64,9 @@ class Store:
                 artifacts = _beside(self.uri).as_uri() if self.uri.startswith(SQLITE) else None
                 return str(self.client.create_experiment(name, artifact_location=artifacts, tags=experiment_tags()))
             if found.lifecycle_stage == "deleted":
-                raise ConfigError(f"the experiment {name!r} is deleted in this store; restore it or set another tracking.experiment")
+                raise ConfigError(
+                    f"the experiment {name!r} is deleted in this store; restore it or set another tracking.experiment"
+                )
             return str(found.experiment_id)
 
     def create(self, experiment: str, name: str, tags: dict[str, str]) -> str:
@@ -69,9 +74,12 @@ class Store:
         return str(self.client.create_run(self.experiment(experiment), run_name=name, tags=tags).info.run_id)
 
     def describe(self, run_id: str, params: dict[str, Any]) -> None:
-        """A run's parameters, as far as it lacks them: MLflow refuses to change one, such as `workers` when a run is resumed with more."""
+        """A run's parameters, as far as it lacks them: MLflow refuses to change one, such as `workers` when a run is
+        resumed with more."""
         known = self.client.get_run(run_id).data.params
-        self.client.log_batch(run_id, params=[Param(key, str(value)[:6000]) for key, value in params.items() if key not in known])
+        self.client.log_batch(
+            run_id, params=[Param(key, str(value)[:6000]) for key, value in params.items() if key not in known]
+        )
 
     def reopen(self, run_id: str) -> bool:
         """Go on with an interrupted run, if the store has it."""
@@ -97,7 +105,11 @@ class Store:
             case {"text": text, "name": name}:
                 self.client.log_text(run_id, text, name)
             case {"table": columns, "name": name}:
-                self.client.log_text(run_id, json.dumps({"columns": list(columns), "data": list(zip(*columns.values(), strict=True))}), name)
+                self.client.log_text(
+                    run_id,
+                    json.dumps({"columns": list(columns), "data": list(zip(*columns.values(), strict=True))}),
+                    name,
+                )
                 tables = json.dumps([{"path": name, "type": "table"}])
                 self.client.set_tag(run_id, "mlflow.loggedArtifacts", tables)
             case {"path": path, "folder": folder}:
@@ -111,7 +123,11 @@ class Store:
     @staticmethod
     def refuses(error: Exception) -> bool:
         """Whether sending again is hopeless: the store is there and says no."""
-        return isinstance(error, MlflowException) and 400 <= error.get_http_status_code() < 500 and error.get_http_status_code() not in (408, 429)
+        return (
+            isinstance(error, MlflowException)
+            and 400 <= error.get_http_status_code() < 500
+            and error.get_http_status_code() not in (408, 429)
+        )
 
     @staticmethod
     def is_locked(error: Exception) -> bool:
@@ -127,8 +143,6 @@ class Store:
 
     def _planned(self, target: str) -> int | None:
         """How many trials the sweep that `target` names has, as far as known; None for anything else."""
-        from persafl_lit.tracking.family import PLANNED  # which is built on this file
-
         counts = [run.data.tags.get(PLANNED, "") for run in self._sweeps(target)]
         return sum(map(int, counts)) if counts and all(count.isdecimal() for count in counts) else None
 
@@ -143,13 +157,16 @@ class Store:
         return self.search(everywhere, f"tags.`persafl.sweep` = '{target}' and tags.`persafl.kind` = 'sweep'")
 
     def keep_report(self, targets: Sequence[str], folder: Path) -> None:
-        """A report, with the run it is about, or as a run of its own beside those it compares: of several targets beside the first's."""
+        """A report, with the run it is about, or as a run of its own beside those it compares: of several targets
+        beside the first's."""
         runs, target = next((found for target in targets if (found := self._find(target))), []), ", ".join(targets)
         if not runs:
             return
         alone = len(runs) == 1 and runs[0].info.run_id == target
         experiment, tags = runs[0].info.experiment_id, {"persafl.report": target}
-        run_id = target if alone else self.client.create_run(experiment, run_name=f"report {target}", tags=tags).info.run_id
+        run_id = (
+            target if alone else self.client.create_run(experiment, run_name=f"report {target}", tags=tags).info.run_id
+        )
         self.client.log_artifacts(run_id, str(folder), "report")
         if not alone:
             self.client.set_terminated(run_id)
@@ -158,14 +175,21 @@ class Store:
         everywhere = [experiment.experiment_id for experiment in self.client.search_experiments()]
         with contextlib.suppress(MlflowException):
             run = self.client.get_run(target)
-            return self.search(everywhere, f"tags.`mlflow.parentRunId` = '{run.info.run_id}'") or ([] if _is_sweep(run) else [run])
+            return self.search(everywhere, f"tags.`mlflow.parentRunId` = '{run.info.run_id}'") or (
+                [] if _is_sweep(run) else [run]
+            )
         quoted = target.replace("'", "")
-        if quoted == target and (runs := self.search(everywhere, f"tags.`persafl.sweep` = '{target}' and tags.`persafl.trial` != ''")):
+        if quoted == target and (
+            runs := self.search(everywhere, f"tags.`persafl.sweep` = '{target}' and tags.`persafl.trial` != ''")
+        ):
             return runs
         named = self.client.get_experiment_by_name(target)
         if named is None:
             names = sorted(experiment.name for experiment in self.client.search_experiments())
-            raise ConfigError(f"{target!r} is no run, sweep or experiment in {self.uri}; its experiments are {', '.join(names) or 'none'}")
+            raise ConfigError(
+                f"{target!r} is no run, sweep or experiment in {self.uri}; its experiments are "
+                f"{', '.join(names) or 'none'}"
+            )
         return self.search([named.experiment_id], "tags.`persafl.trial` != ''")
 
     def search(self, experiments: list[str], which: str) -> list[Run]:
@@ -180,10 +204,14 @@ class Store:
                 return found
 
     def _record(self, run: Run, planned: int | None) -> Record:
-        from persafl_lit.tracking.family import PRUNED, SELECT  # which is built on this file
-
-        run_id, tags, config = run.info.run_id, run.data.tags, {key: _value(text) for key, text in run.data.params.items()}
-        if "delays.name" in config:  # a run of 0.1 is comparable with one of today: what it did not have, it had as by default
+        run_id, tags, config = (
+            run.info.run_id,
+            run.data.tags,
+            {key: _value(text) for key, text in run.data.params.items()},
+        )
+        if (
+            "delays.name" in config
+        ):  # a run of 0.1 is comparable with one of today: what it did not have, it had as by default
             config = {key: value for key, value in ADDED.items() if ADDED_BESIDE[key] in config} | config
         results = json.loads(self.text(run_id, "results.json") or "{}")
         timeline = None
@@ -213,9 +241,13 @@ class Store:
         """From the metrics, for a run that has no results yet; only metrics that every point has."""
         columns: dict[str, dict[int, float]] = {}
         for name in run.data.metrics:
-            columns[name] = {metric.timestamp: metric.value for metric in self.client.get_metric_history(run.info.run_id, name)}
+            columns[name] = {
+                metric.timestamp: metric.value for metric in self.client.get_metric_history(run.info.run_id, name)
+            }
             if name == "accuracy.test" or (name == "loss.test" and "updates" not in columns):
-                columns["updates"] = {metric.timestamp: metric.step for metric in self.client.get_metric_history(run.info.run_id, name)}
+                columns["updates"] = {
+                    metric.timestamp: metric.step for metric in self.client.get_metric_history(run.info.run_id, name)
+                }
         times = sorted(columns.get("updates", {}))
         whole = {name: [found[time] for time in times] for name, found in columns.items() if set(times) <= set(found)}
         return {"sim_time": [time / 1000 if time > 1 else 0.0 for time in times], **whole} if times else {}
@@ -259,7 +291,9 @@ def save_model(model: Any, example: Any, folder: Path) -> bool:
             inputs, output = example.numpy(), model.eval()(example).numpy()
             signature = infer_signature(inputs, output)
             needs = ["torch", "lightning", "persafl_lit"]
-            mlflow.pytorch.save_model(model, str(folder), signature=signature, input_example=inputs, pip_requirements=needs)
+            mlflow.pytorch.save_model(
+                model, str(folder), signature=signature, input_example=inputs, pip_requirements=needs
+            )
         except Exception:  # torch.export raises whatever a user's module makes it raise
             return False
     return True
@@ -281,8 +315,8 @@ def _beside(uri: str) -> Path:
 
 
 def _create(path: Path) -> None:
-    """A sqlite store, whole or not there: MLflow makes its tables in a hundred steps, and a process may be killed at any of them.
-    In WAL mode, so that many may write."""
+    """A sqlite store, whole or not there: MLflow makes its tables in a hundred steps, and a process may be killed at
+    any of them. In WAL mode, so that many may write."""
     if not path.exists():
         building = path.with_suffix(".building")
         for leftover in path.parent.glob(f"{building.name}*"):
@@ -300,10 +334,5 @@ def _one_at_a_time(uri: str) -> Iterator[None]:
         yield
         return
     path = Path(uri.removeprefix(SQLITE))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # closing would not do: a process forked meanwhile holds the file, too
+    with Lock(path.with_suffix(".lock")).held():
+        yield

@@ -7,28 +7,22 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persafl_lit import __version__
 from persafl_lit.errors import TrackingError, first_line
 from persafl_lit.tracking.environment import git_commit
+from persafl_lit.tracking.location import SQLITE
+from persafl_lit.tracking.messages import IMPORTED, PRUNED, SELECT, Message, timestamp
+from persafl_lit.tracking.mlflow_view import experiment_tags
+from persafl_lit.tracking.outbox import keep
 from persafl_lit.tracking.store import Store, open_store
-from persafl_lit.tracking.tracker import new_run, timestamp
-from persafl_lit.tracking.unsent import SQLITE, Message, keep
-from persafl_lit.tracking.view import experiment_tags
+from persafl_lit.tracking.tracker import new_run
 
 if TYPE_CHECKING:
-    from persafl_lit.config import Config
-
-PRUNED = "persafl.pruned"
-SELECT = "persafl.select"
-"""The metric by which a sweep chooses settings: what a report of it chooses by, too."""
-IMPORTED = "persafl.imported"
-"""Of a trial that ran elsewhere: the file that its results are from."""
-PLANNED = "persafl.planned"
-"""Of the parent: how many trials the sweep has, as far as known."""
+    from persafl_lit.config.compose import Config
 
 
 @dataclass(frozen=True)
@@ -43,15 +37,29 @@ class Child:
     imported: str = ""
 
 
-def finished_summaries(uri: str, name: str) -> dict[str, dict[str, Any]]:
-    """Of a sweep's finished trials, by hash; nothing is made where there is no store yet."""
+@dataclass(frozen=True)
+class Ended:
+    """What a store has of a sweep's trials that ended, by their hashes."""
+
+    summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of those that finished."""
+    errors: dict[str, str] = field(default_factory=dict)
+    """Of those that failed, KIND: sentence."""
+
+
+def ended_trials(uri: str, name: str) -> Ended:
+    """Of a sweep; nothing is made where there is no store yet."""
     if uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).exists():
-        return {}
+        return Ended()
     store = open_store(uri)
     everywhere = [experiment.experiment_id for experiment in store.client.search_experiments()]
-    runs = store.search(everywhere, f"tags.`persafl.sweep` = '{name}' and tags.`persafl.trial` != '' and attributes.status = 'FINISHED'")
-    texts = {run.data.tags["persafl.trial"]: store.text(run.info.run_id, "summary.json") for run in runs}
-    return {trial: json.loads(text) for trial, text in texts.items() if text}
+    runs = store.search(everywhere, f"tags.`persafl.sweep` = '{name}' and tags.`persafl.trial` != ''")
+    finished = [run for run in runs if run.info.status == "FINISHED"]
+    texts = {run.data.tags["persafl.trial"]: store.text(run.info.run_id, "summary.json") for run in finished}
+    summaries = {trial: json.loads(text) for trial, text in texts.items() if text}
+    failed = [run.data.tags for run in runs if run.info.status == "FAILED"]
+    errors = {tags["persafl.trial"]: tags.get("persafl.error", "") for tags in failed}
+    return Ended(summaries, {trial: error for trial, error in errors.items() if trial not in summaries})
 
 
 class Family:
@@ -73,7 +81,9 @@ class Family:
         self._children: dict[str, Child] = {}
         for run in store.search([self._experiment], f"tags.`mlflow.parentRunId` = '{self.parent}'"):
             tags = run.data.tags
-            child = Child(run.info.run_id, run.info.status, tags.get("persafl.error", ""), PRUNED in tags, tags.get(IMPORTED, ""))
+            child = Child(
+                run.info.run_id, run.info.status, tags.get("persafl.error", ""), PRUNED in tags, tags.get(IMPORTED, "")
+            )
             known = self._children.setdefault(tags.get("persafl.trial", ""), child)
             if known is not child and known.status != "FINISHED":  # a copied store, or a launcher that was thought dead
                 self._children[tags["persafl.trial"]] = child
@@ -90,7 +100,9 @@ class Family:
                 return self._child(config, name)
             except Exception as error:  # MLflow, its drivers and its servers raise their own types
                 if self._store.refuses(error) or time.monotonic() > give_up_at:
-                    raise TrackingError(f"{self._store.uri} takes no new run: {first_line(error)}; the same command goes on later") from None
+                    raise TrackingError(
+                        f"{self._store.uri} takes no new run: {first_line(error)}; the same command goes on later"
+                    ) from None
                 time.sleep(1.0)
 
     def _child(self, config: Config, name: str) -> str:
@@ -98,7 +110,12 @@ class Family:
         if known is not None:
             self._store.describe(known.run_id, config.flat())  # its making may have been interrupted
             return known.run_id
-        run_id = new_run(self._store, config, name, {"persafl.sweep": self._name, SELECT: self._select, "mlflow.parentRunId": self.parent})
+        run_id = new_run(
+            self._store,
+            config,
+            name,
+            {"persafl.sweep": self._name, SELECT: self._select, "mlflow.parentRunId": self.parent},
+        )
         self._children[config.hash()] = Child(run_id, "RUNNING", "")
         self._store.describe(run_id, config.flat())
         return run_id
@@ -112,7 +129,13 @@ class Family:
         return found if isinstance(found, dict) else None
 
     def adopt(
-        self, config: Config, name: str, tags: dict[str, str], summary: dict[str, Any], curves: dict[str, list[float]], timeline: str | None
+        self,
+        config: Config,
+        name: str,
+        tags: dict[str, str],
+        summary: dict[str, Any],
+        curves: dict[str, list[float]],
+        timeline: str | None,
     ) -> str:
         """A finished run of a trial that ran elsewhere, from what is known of it; `tags` say where it is from."""
         run_id = self.child(config, name)
@@ -138,7 +161,11 @@ class Family:
 
     def end(self, run_id: str, status: str, error: str = "", tags: dict[str, str] | None = None) -> None:
         """Close a child whose process could not."""
-        self._send(run_id, {"tags": {"persafl.error": error, **(tags or {})}}, {"status": status, "end_time": int(time.time() * 1000)})
+        self._send(
+            run_id,
+            {"tags": {"persafl.error": error, **(tags or {})}},
+            {"status": status, "end_time": int(time.time() * 1000)},
+        )
 
     def tell(self, **message: Any) -> None:
         """Of the sweep as a whole."""
@@ -150,7 +177,10 @@ class Family:
             for message in messages:
                 self._store.send(run_id, message)
         except Exception as error:  # MLflow, its drivers and its servers raise their own types
-            print(f"persafl: {self._store.uri} is away, its record waits for `persafl sync`: {first_line(error)}", file=sys.stderr)
+            print(
+                f"persafl: {self._store.uri} is away, its record waits for `persafl sync`: {first_line(error)}",
+                file=sys.stderr,
+            )
             try:
                 keep(self._store.uri, run_id, messages)
             except OSError as full:  # what matters of it comes again when the sweep is started again

@@ -15,17 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persafl_lit import __version__
+from persafl_lit.common.process_memory import collector_at_rest
 from persafl_lit.errors import Interrupted, TrackingError, first_line
-from persafl_lit.memory import collector_at_rest
 from persafl_lit.tracking.artifacts import log_result
 from persafl_lit.tracking.environment import environment, git_commit
-from persafl_lit.tracking.unsent import SQLITE, Message, keep, store_uri, sync, waiting
+from persafl_lit.tracking.location import SQLITE, store_uri
+from persafl_lit.tracking.messages import Message, timestamp
+from persafl_lit.tracking.outbox import keep, sync, waiting
 
 if TYPE_CHECKING:
-    from persafl_lit.api import Result
-    from persafl_lit.config import Config
-    from persafl_lit.evaluate import Point
-    from persafl_lit.experiment import Experiment
+    from persafl_lit.config.compose import Config
+    from persafl_lit.engine.experiment import Experiment
+    from persafl_lit.engine.result import Result
+    from persafl_lit.learning.scores import Point
     from persafl_lit.tracking.store import Store
 
 OPENS_WITHIN = 20.0
@@ -45,13 +47,19 @@ PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 class Tracker:
     """A callback that sends what a run says from a thread of its own, in order; what a lost server does not take waits.
 
-    Metrics carry step = updates and timestamp = simulated milliseconds, so that the MLflow UI can put either on the x axis.
+    Metrics carry step = updates and timestamp = simulated milliseconds, so that the MLflow UI can put either on the x
+    axis.
     """
 
     def __init__(
-        self, config: Config, run_id: str | None = None, tags: dict[str, str] | None = None, hurry: Callable[[], bool] = lambda: False
+        self,
+        config: Config,
+        run_id: str | None = None,
+        tags: dict[str, str] | None = None,
+        hurry: Callable[[], bool] = lambda: False,
     ) -> None:
-        """A new run, or the interrupted one called `run_id`. When `hurry()` turns true, nothing waits much longer for the store."""
+        """A new run, or the interrupted one called `run_id`. When `hurry()` turns true, nothing waits much longer for
+        the store."""
         self.uri = store_uri(config.tracking.uri)
         _check_folder(self.uri)
         self._config = config
@@ -113,7 +121,11 @@ class Tracker:
 
     def metrics(self, values: dict[str, float], point: Point) -> None:
         """Finite ones, at a point."""
-        rows = [[key, value, timestamp(point.sim_time), point.updates] for key, value in values.items() if math.isfinite(value)]
+        rows = [
+            [key, value, timestamp(point.sim_time), point.updates]
+            for key, value in values.items()
+            if math.isfinite(value)
+        ]
         self.say(metrics=rows)
 
     def start(self) -> None:
@@ -122,7 +134,8 @@ class Tracker:
         self._thread.start()
 
     def on_run_start(self, experiment: Experiment) -> None:
-        """What is known before the first update; of a run that is resumed also its points, which may not have been sent."""
+        """What is known before the first update; of a run that is resumed also its points, which may not have been
+        sent."""
         self.start()
         self.say(tags={"persafl.first_weights": experiment.executor.worker.digest})
         self.say(text=self._config.yaml(), name="config.yaml")
@@ -141,7 +154,9 @@ class Tracker:
         self.metrics(point.metrics(), point)
 
     def on_run_end(self, result: Result) -> None:
-        self.metrics(result.points[-1].metrics(), result.points[-1])  # one that became the last by `stop` has more of them now
+        self.metrics(
+            result.points[-1].metrics(), result.points[-1]
+        )  # one that became the last by `stop` has more of them now
         if len(result.timeline) < self._planned:  # stopped early: what was planned after that did not happen
             self.say(text=result.timeline.to_csv(), name="timeline.csv")
         log_result(self, result)
@@ -154,7 +169,8 @@ class Tracker:
             self.finish("FAILED", f"{type(error).__name__}: {error}")
 
     def finish(self, status: str, error: str | None = None) -> None:
-        """End the run, FINISHED, FAILED or KILLED, and wait until all is sent; what is not by then is kept in a file."""
+        """End the run, FINISHED, FAILED or KILLED, and wait until all is sent; what is not by then is kept in a
+        file."""
         if self._finished or not self._thread.ident:
             return
         self._finished = True
@@ -182,11 +198,15 @@ class Tracker:
             try:
                 file = keep(self.uri, run_id, list(self._messages))
             except OSError as error:
-                lost = f"{len(self._messages)} records of run {run_id} were not taken by {self.uri} and could not be kept: {error.strerror}"
+                lost = (
+                    f"{len(self._messages)} records of run {run_id} were not taken by {self.uri} and could not be "
+                    f"kept: {error.strerror}"
+                )
                 print(f"persafl: {lost}", file=sys.stderr)
                 return lost
             print(
-                f"persafl: {self.uri} did not take {len(self._messages)} records of run {run_id}; they are kept in {file}, "
+                f"persafl: {self.uri} did not take {len(self._messages)} records of run {run_id}; they are "
+                f"kept in {file}, "
                 "and the next run or `persafl sync` sends them",
                 file=sys.stderr,
             )
@@ -214,7 +234,10 @@ class Tracker:
                     most = 1  # which one of them it refuses will show
                     continue
                 if store.refuses(error):
-                    print(f"persafl: {self.uri} refuses a record of run {self.run_id}: {first_line(error)}", file=sys.stderr)
+                    print(
+                        f"persafl: {self.uri} refuses a record of run {self.run_id}: {first_line(error)}",
+                        file=sys.stderr,
+                    )
                 else:
                     self._say_once(error)
                     self._pause(PAUSES[min(failures, len(PAUSES) - 1)])
@@ -233,7 +256,8 @@ class Tracker:
             print(f"persafl: what earlier runs could not send has to wait: {first_line(error)}", file=sys.stderr)
 
     def _open_when_free(self) -> Store:
-        """A database that another process has locked is waited for; whatever else is wrong stops the run now, not at its end."""
+        """A database that another process has locked is waited for; whatever else is wrong stops the run now, not at
+        its end."""
         give_up_at = time.monotonic() + UNLOCKED_WITHIN
         while True:
             try:
@@ -255,15 +279,21 @@ class Tracker:
         store = Store(self.uri)
         config = self._config
         if self._run_id is not None and not store.reopen(self._run_id):
-            print(f"persafl: the interrupted run {self._run_id} is not in {self.uri}; its metrics go to a new one", file=sys.stderr)
+            print(
+                f"persafl: the interrupted run {self._run_id} is not in {self.uri}; its metrics go to a new one",
+                file=sys.stderr,
+            )
             self._run_id = None
         if self._run_id is None:
             self._run_id = new_run(store, config, config.label(), self._tags)
-        self._messages.appendleft({"params": config.flat()})  # of an interrupted run, too: it may have been killed before they were sent
+        self._messages.appendleft(
+            {"params": config.flat()}
+        )  # of an interrupted run, too: it may have been killed before they were sent
         return store
 
     def _next(self, most: int) -> list[Message]:
-        """The oldest message, with up to `most` in all if they are metrics; none when the run is over and all is sent."""
+        """The oldest message, with up to `most` in all if they are metrics; none when the run is over and all is
+        sent."""
         with self._changed:
             while not self._messages:
                 if self._closing:
@@ -275,7 +305,9 @@ class Tracker:
     def _pause(self, wall_seconds: float) -> None:
         """Wait before the next attempt; the end of the run cuts it short."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closing, min(wall_seconds, max(0.0, self._give_up_at - time.monotonic())))
+            self._changed.wait_for(
+                lambda: self._closing, min(wall_seconds, max(0.0, self._give_up_at - time.monotonic()))
+            )
         if self._closing:
             time.sleep(min(wall_seconds, 0.2))
 
@@ -287,7 +319,8 @@ class Tracker:
 
 
 def _check_folder(uri: str) -> None:
-    """A folder that cannot be is told at once; everything else about a store shows when it is opened, beside the run."""
+    """A folder that cannot be is told at once; everything else about a store shows when it is opened, beside the
+    run."""
     if uri.startswith(SQLITE):
         try:
             Path(uri.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)
@@ -297,17 +330,20 @@ def _check_folder(uri: str) -> None:
 
 def new_run(store: Store, config: Config, name: str, tags: dict[str, str]) -> str:
     """A run of this config in the store; its parameters are still to be told."""
-    known = {"persafl.version": __version__, "persafl.method": config.name, "persafl.trial": config.hash(), **git_commit(), **tags}
+    known = {
+        "persafl.version": __version__,
+        "persafl.method": config.name,
+        "persafl.trial": config.hash(),
+        **git_commit(),
+        **tags,
+    }
     if plugins := config.plugins():
         known["persafl.plugins"] = ", ".join(plugins)
     return store.create(config.tracking.experiment, name, known)
 
 
-def timestamp(sim_time: float) -> int:
-    """Simulated milliseconds, from 1 on: the MLflow UI takes a curve that begins at 0 for one without times, and draws its steps instead."""
-    return max(1, round(sim_time * 1000))
-
-
 def _as_one(messages: list[Message]) -> Message:
     """Metrics that have piled up make one request."""
-    return messages[0] if len(messages) == 1 else {"metrics": [row for message in messages for row in message["metrics"]]}
+    return (
+        messages[0] if len(messages) == 1 else {"metrics": [row for message in messages for row in message["metrics"]]}
+    )

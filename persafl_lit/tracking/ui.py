@@ -16,8 +16,8 @@ import urllib.request
 from typing import IO
 
 from persafl_lit.errors import ConfigError
-from persafl_lit.tracking.unsent import SQLITE, store_uri
-from persafl_lit.tracking.view import link
+from persafl_lit.tracking.location import SQLITE, store_uri
+from persafl_lit.tracking.mlflow_view import link
 
 STARTS_WITHIN = 90.0
 """Seconds of wall time."""
@@ -32,16 +32,33 @@ def serve(uri: str | None, host: str, port: int) -> int:
         print(f"the store is a server already: open {store}")
         return 0
     if store.startswith(SQLITE) and not os.path.exists(store.removeprefix(SQLITE)):
-        raise ConfigError(f"there is no store at {store.removeprefix(SQLITE)} yet; `persafl run` or `persafl demo` makes one here")
+        raise ConfigError(
+            f"there is no store at {store.removeprefix(SQLITE)} yet; `persafl run` or `persafl demo` makes one here"
+        )
     _check_free(host, port)
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     # One worker and no job runner: a fifth of the memory, and no process stays behind.
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--host", host, "--port", str(port), "--workers", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--backend-store-uri",
+        store,
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
     for number in (signal.SIGTERM, signal.SIGHUP):  # so that the server is stopped then, too
         signal.signal(number, lambda *_: sys.exit(0))
     said = tempfile.TemporaryFile("w+")  # noqa: SIM115  (lives as long as the server)
-    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=said, text=True, start_new_session=True)
+    server = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=said, text=True, start_new_session=True
+    )
     try:
         _wait_until_up(server, address, said)
         print(f"MLflow UI: {address}  (Ctrl-C stops it)")
@@ -64,7 +81,9 @@ def _stop(server: subprocess.Popen[str]) -> None:
 
 def _experiments(address: str) -> dict[str, str]:
     """Ids of the experiments by name; MLflow's own empty one is left out."""
-    request = urllib.request.Request(f"{address}/api/2.0/mlflow/experiments/search", b'{"max_results": 100}', {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        f"{address}/api/2.0/mlflow/experiments/search", b'{"max_results": 100}', {"Content-Type": "application/json"}
+    )
     with LOCAL.open(request, timeout=30) as answer:
         found = json.load(answer).get("experiments", [])
     return {experiment["name"]: experiment["experiment_id"] for experiment in found if experiment["name"] != "Default"}

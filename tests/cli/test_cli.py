@@ -12,13 +12,15 @@ import torch
 
 from persafl_lit import __version__
 from persafl_lit.cli import main
-from tests.quadratics import random_quadratics, save
+from tests.support.quadratics import random_quadratics, save
 
 FAST = ["model=logistic", "clients=5", "updates=15", "local_steps=2", "tracking.enabled=false"]
 
 
 def persafl(*arguments, **options):
-    return subprocess.run([sys.executable, "-m", "persafl_lit", *arguments], capture_output=True, text=True, timeout=300, **options)
+    return subprocess.run(
+        [sys.executable, "-m", "persafl_lit", *arguments], capture_output=True, text=True, timeout=300, **options
+    )
 
 
 def test_json_is_one_object_with_the_promised_keys(capsys):
@@ -55,7 +57,9 @@ def test_accuracy_on_quadratics_is_null(capsys):
     assert summary["loss"]["test"] > 0
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbuff", "fedasync_mix", "local", "per_fedavg", "pfedme", "fedprox"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "scaffold", "fedbuff", "fedasync_mix", "local", "per_fedavg", "pfedme", "fedprox"]
+)
 def test_every_method_runs(method, capsys):
     cohort = ["schedule.cohort=3"] if method in ("fedavg", "scaffold", "per_fedavg", "pfedme", "fedprox") else []
     assert main(["run", *FAST, f"method={method}", *cohort, "--json"]) == 0
@@ -65,19 +69,38 @@ def test_every_method_runs(method, capsys):
 def test_a_saved_model_loads_with_weights_only(capsys, tmp_path):
     assert main(["run", *FAST, "--save-model", "model.pt"]) == 0
     state = torch.load("model.pt", weights_only=True)
-    assert {name: tuple(value.shape) for name, value in state.items()} == {"network.1.weight": (10, 64), "network.1.bias": (10,)}
+    assert {name: tuple(value.shape) for name, value in state.items()} == {
+        "network.1.weight": (10, 64),
+        "network.1.bias": (10,),
+    }
     assert "personalised test accuracy" in capsys.readouterr().out
 
 
 def test_a_quadratic_run_saves_its_vector(tmp_path):
     H, a = random_quadratics(4, 3)
     path = save(tmp_path / "q.npz", H, a)
-    assert main(["run", "data=quadratic", f"data.path={path}", "updates=5", "tracking.enabled=false", "--save-model", "w.pt"]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "data=quadratic",
+                f"data.path={path}",
+                "updates=5",
+                "tracking.enabled=false",
+                "--save-model",
+                "w.pt",
+            ]
+        )
+        == 0
+    )
     assert torch.load("w.pt", weights_only=True)["w"].shape == (3,)
 
 
 def test_timeline_writes_csv_png_and_json(capsys, tmp_path):
-    assert main(["timeline", "clients=5", "local_steps=3", "horizon=20", "--csv", "t.csv", "--png", "t.png", "--json"]) == 0
+    assert (
+        main(["timeline", "clients=5", "local_steps=3", "horizon=20", "--csv", "t.csv", "--png", "t.png", "--json"])
+        == 0
+    )
     summary = json.loads(capsys.readouterr().out)
     rows = (tmp_path / "t.csv").read_text().splitlines()
     assert rows[0] == "client,visit,reads,read_at,arrives"
@@ -86,7 +109,9 @@ def test_timeline_writes_csv_png_and_json(capsys, tmp_path):
     assert sum(summary["arrivals_per_client"]) == sum(summary["staleness"]["histogram"]) == summary["updates"]
 
 
-@pytest.mark.parametrize("schedule", [["schedule=rounds", "method=fedavg", "schedule.cohort=2"], ["schedule=drawn"], ["schedule.tau=3"]])
+@pytest.mark.parametrize(
+    "schedule", [["schedule=rounds", "method=fedavg", "schedule.cohort=2"], ["schedule=drawn"], ["schedule.tau=3"]]
+)
 def test_every_schedule_can_be_drawn(schedule, tmp_path):
     assert main(["timeline", "clients=4", "horizon=20", *schedule, "--png", "t.png"]) == 0
     assert (tmp_path / "t.png").stat().st_size > 10_000
@@ -107,12 +132,30 @@ def test_a_timeline_is_replayed_by_a_run(capsys):
 def test_list_names_every_choice_with_a_line(capsys):
     assert main(["list"]) == 0
     text = capsys.readouterr().out
-    for name in ("persafl_me", "scaffold", "local", "digits", "quadratic", "cnn2", "cnn3", "mlp", "logistic", "rounds", "drawn", "pareto", "prox"):
+    for name in (
+        "persafl_me",
+        "scaffold",
+        "local",
+        "digits",
+        "quadratic",
+        "cnn2",
+        "cnn3",
+        "mlp",
+        "logistic",
+        "rounds",
+        "drawn",
+        "pareto",
+        "prox",
+    ):
         assert f"  {name} " in text
 
 
 def test_version_and_help(capsys):
-    for arguments, expected in ((["--version"], __version__), (["--help"], "timeline"), (["run", "--help"], "--save-model")):
+    for arguments, expected in (
+        (["--version"], __version__),
+        (["--help"], "timeline"),
+        (["run", "--help"], "--save-model"),
+    ):
         with pytest.raises(SystemExit) as stop:
             main(arguments)
         assert stop.value.code == 0
@@ -177,7 +220,10 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence, capsys, 
 
 
 def test_a_run_that_diverges_names_update_client_and_step_size(capsys):
-    assert main(["run", "data=quadratic", "method=fedasync", "eta=1e6", "updates=500", "tracking.enabled=false", "--json"]) == 3
+    assert (
+        main(["run", "data=quadratic", "method=fedasync", "eta=1e6", "updates=500", "tracking.enabled=false", "--json"])
+        == 3
+    )
     captured = capsys.readouterr()
     assert "the run diverges: update" in captured.err
     assert "client" in captured.err

@@ -9,14 +9,14 @@ import sys
 import pytest
 
 from persafl_lit import run
-from persafl_lit.client import Classifier
-from persafl_lit.memory import collector_at_rest
-from persafl_lit.models import Logistic
+from persafl_lit.common.process_memory import collector_at_rest
+from persafl_lit.models.classifier import Classifier
+from persafl_lit.models.networks import Logistic
 
 PAGES = """
 import resource, sys, torch
-from persafl_lit.memory import keep_freed_memory
-from persafl_lit.models import Cnn3
+from persafl_lit.common.process_memory import keep_freed_memory
+from persafl_lit.models.networks import Cnn3
 torch.set_num_threads(1)
 if sys.argv[1] == "kept":
     keep_freed_memory()
@@ -66,6 +66,7 @@ def test_whoever_switched_it_off_finds_it_so():
         gc.enable()
 
 
+@pytest.mark.slow
 def test_a_run_leaves_the_collector_awake(tmp_path):
     """In a process of its own, where everything is imported for the first time, MLflow in the background included."""
     code = "import gc, persafl_lit; persafl_lit.run(['model=logistic', 'updates=5', 'clients=4']); assert gc.isenabled(); print('awake')"
@@ -81,5 +82,8 @@ class Awake(Classifier):
 
 def test_workers_that_are_forked_meanwhile_are_awake():
     with collector_at_rest():
-        result = run(["clients=4", "updates=4", "workers=2", "tracking.enabled=false"], model=Awake(Logistic().network((1, 8, 8), 10)))
+        result = run(
+            ["clients=4", "updates=4", "workers=2", "tracking.enabled=false"],
+            model=Awake(Logistic().network((1, 8, 8), 10)),
+        )
     assert result.summary()["updates"] == 4

@@ -7,15 +7,15 @@ import dataclasses
 import pytest
 
 from persafl_lit import compose
-from persafl_lit.config import GROUPS, choices, conf_folders
+from persafl_lit.config.coerce import construct
+from persafl_lit.config.compose import GROUPS, choices, conf_folders
 from persafl_lit.data import DATASETS
 from persafl_lit.errors import ConfigError
-from persafl_lit.finetune import FINETUNES
-from persafl_lit.models import MODELS
-from persafl_lit.objectives import OBJECTIVES
-from persafl_lit.server import RULES
+from persafl_lit.learning.objectives import OBJECTIVES
+from persafl_lit.learning.personalisation import FINETUNES
+from persafl_lit.models.networks import MODELS
+from persafl_lit.server.rules import RULES
 from persafl_lit.timeline import DELAYS, SCHEDULES
-from persafl_lit.typed import construct
 
 TABLES = {"data": DATASETS, "model": MODELS, "schedule": SCHEDULES, "delays": DELAYS, "eval.finetune": FINETUNES}
 EVERY_CHOICE = [(key, name) for key, folder in GROUPS.items() for name in choices(folder)]
@@ -95,7 +95,17 @@ def test_updates_replace_the_default_horizon_but_not_one_that_was_asked_for():
 
 
 def test_values_are_typed():
-    config = compose(["method=persafl_me", "method.lam=20", "eta=1e-3", "clients=5", "model.channels=[4,8]", "precision=64", "schedule.tau=null"])
+    config = compose(
+        [
+            "method=persafl_me",
+            "method.lam=20",
+            "eta=1e-3",
+            "clients=5",
+            "model.channels=[4,8]",
+            "precision=64",
+            "schedule.tau=null",
+        ]
+    )
     assert config.eta == 0.001
     assert isinstance(config.method["lam"], int | float)
     assert config.values["method"]["lam"] == 20.0
@@ -107,15 +117,22 @@ def test_values_are_typed():
 
 def test_a_dict_a_nested_dict_and_a_resolved_config_say_the_same_as_a_list():
     listed = compose(["method=persafl_me", "method.lam=20", "clients=5", "eval.finetune=prox", "eval.finetune.lam=7"])
-    flat = compose({"method": "persafl_me", "method.lam": 20, "clients": 5, "eval.finetune": "prox", "eval.finetune.lam": 7})
-    nested = compose({"method": {"name": "persafl_me", "lam": 20}, "clients": 5, "eval": {"finetune": {"name": "prox", "lam": 7}}})
+    flat = compose(
+        {"method": "persafl_me", "method.lam": 20, "clients": 5, "eval.finetune": "prox", "eval.finetune.lam": 7}
+    )
+    nested = compose(
+        {"method": {"name": "persafl_me", "lam": 20}, "clients": 5, "eval": {"finetune": {"name": "prox", "lam": 7}}}
+    )
     assert listed.values == flat.values == nested.values == compose(listed.values).values
 
 
 def test_the_hash_names_the_result_and_nothing_else():
     base = compose(["method.lam=20"])
     assert base.hash() == compose(["method.lam=20.0"]).hash()
-    assert compose(["delays.download=[1,2]", "model.dropout=0"]).hash() == compose(["delays.download=[1.0,2.0]", "model.dropout=0.0"]).hash()
+    assert (
+        compose(["delays.download=[1,2]", "model.dropout=0"]).hash()
+        == compose(["delays.download=[1.0,2.0]", "model.dropout=0.0"]).hash()
+    )
     for same in ("tracking.experiment=x", "checkpoint.every=7", "tracking.enabled=false"):
         assert compose(["method.lam=20", same]).hash() == base.hash()
     for other in ("method.lam=21", "seed=1", "eta=0.02", "eval.every=3", "method=pfedme"):
@@ -213,7 +230,9 @@ def test_a_single_string_is_not_a_list_of_overrides():
 
 
 def test_an_unknown_key_of_a_class_is_refused():
-    with pytest.raises(ConfigError, match=r"unknown key 'schedule.cohorts'; schedule has cohort. Did you mean 'cohort'"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key 'schedule.cohorts'; schedule has cohort. Did you mean 'cohort'"
+    ):
         construct(SCHEDULES["rounds"], {"cohorts": 3}, "schedule")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 FILES = {
     "pyproject.toml": """
         [build-system]
@@ -107,7 +107,15 @@ FILES = {
                 return Samples(torch.from_numpy(inputs).float(), torch.from_numpy(labels), 2, parts, f"blobs {seed} {inputs.sum()}")
     ''',
 }
-RUN = ["method=anchored_sgd", "data=blobs", "clients=4", "updates=4000", "local_steps=3", "executor=serial", "checkpoint.every=20"]
+RUN = [
+    "method=anchored_sgd",
+    "data=blobs",
+    "clients=4",
+    "updates=4000",
+    "local_steps=3",
+    "executor=serial",
+    "checkpoint.every=20",
+]
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +138,13 @@ def site(tmp_path_factory):
 
 
 def start(site, *arguments, **options):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(site)]), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    return subprocess.Popen([sys.executable, "-m", "persafl_lit", *arguments], env=environment, stdout=-1, stderr=-1, text=True, **options)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(site)]),
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "persafl_lit", *arguments], env=environment, stdout=-1, stderr=-1, text=True, **options
+    )
 
 
 def persafl(site, *arguments, **options):
@@ -154,7 +167,11 @@ def test_a_package_runs_and_resumes_after_kill_9(site, tmp_path):
     out, err = persafl(site, "run", *RUN, "--resume", "--json", "--save-model", "resumed.pt")
     assert "resuming after update" in err
     summary = json.loads(out)
-    assert (summary["method"], summary["updates"], summary["config"]["delays"]) == ("anchored_sgd", 4000, {"name": "steady", "jitter": 0.5})
+    assert (summary["method"], summary["updates"], summary["config"]["delays"]) == (
+        "anchored_sgd",
+        4000,
+        {"name": "steady", "jitter": 0.5},
+    )
     whole, resumed = (torch.load(path, weights_only=True) for path in ("alone/whole.pt", "resumed.pt"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert summary["accuracy"]["test"] > 0.7
@@ -174,7 +191,9 @@ def test_a_package_sweeps_reports_and_is_listed(site, tmp_path):
 
     store = open_store("sqlite:///mlruns/mlflow.db")
     trials = store.search([store.experiment("weights")], "tags.`persafl.sweep` = 'weights'")
-    assert {run.data.tags.get("persafl.plugins") for run in trials if "persafl.kind" not in run.data.tags} == {"persafl-blobs 3.1"}
+    assert {run.data.tags.get("persafl.plugins") for run in trials if "persafl.kind" not in run.data.tags} == {
+        "persafl-blobs 3.1"
+    }
     out, err = persafl(site, "list")
     for line in (
         "Plain steps with an anchor, by persafl-blobs  (package persafl-blobs 3.1)",

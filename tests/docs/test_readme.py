@@ -13,7 +13,7 @@ import pytest
 
 from persafl_lit.cli import main
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
 BASH = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
 PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
@@ -39,7 +39,13 @@ def test_every_command_of_the_readme_works(tmp_path):
 @pytest.mark.parametrize("block", PYTHON)
 def test_every_python_block_of_the_readme_works(block, tmp_path):
     (tmp_path / "block.py").write_text(f"{block}\nassert 0 <= result.accuracy['test'] <= 1\n")
-    done = subprocess.run([sys.executable, "block.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "block.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
 
 

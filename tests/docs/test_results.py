@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-RESULTS = Path(__file__).parents[1] / "docs/results"
+RESULTS = Path(__file__).parents[2] / "docs/results"
 
 
 @pytest.fixture
@@ -44,7 +44,9 @@ def test_the_readme_begins_with_what_the_csv_files_give(rendered: Any) -> None:
 def test_every_number_on_the_page_was_computed(rendered: Any) -> None:
     _, page = rendered
     prose = re.sub(r"`[^`]*`|\]\([^)]*\)|95 %|CIFAR-10", "", (RESULTS / "README.md").read_text(encoding="utf-8"))
-    sources = " ".join(pd.read_csv(path).select_dtypes("object").to_string() for path in RESULTS.glob("*/published.csv"))
+    sources = " ".join(
+        pd.read_csv(path).select_dtypes("object").to_string() for path in RESULTS.glob("*/published.csv")
+    )
     written = set(re.findall(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)", prose)) - set(re.findall(r"\d+", sources))
     assert written
     assert written <= page.numbers
@@ -53,14 +55,20 @@ def test_every_number_on_the_page_was_computed(rendered: Any) -> None:
 def test_intervals_are_students(rendered: Any) -> None:
     module, _ = rendered
     low, high = module.interval(pd.Series([1.0, 2.0, 3.0]))
-    assert (low, high) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), rel=1e-6)  # t(0.975, 2) = 4.302653, s = 1
+    assert (low, high) == pytest.approx(
+        (2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), rel=1e-6
+    )  # t(0.975, 2) = 4.302653, s = 1
     assert module.interval(pd.Series([1.0])) is None
 
 
 def test_equal_work_is_bracketed_by_the_evaluations_around_it(rendered: Any) -> None:
     module, _ = rendered
-    runs = pd.DataFrame({"method": ["fedasync"], "seed": [0], "status": ["FINISHED"], "trial": ["a"], "accuracy_val": [0.9]})
-    curves = pd.DataFrame({"trial": ["a"] * 3, "sim_time": [0.0, 1.0, 2.0], "grad_evals": [0, 10, 20], "accuracy_test": [0.1, 0.2, 0.3]})
+    runs = pd.DataFrame(
+        {"method": ["fedasync"], "seed": [0], "status": ["FINISHED"], "trial": ["a"], "accuracy_val": [0.9]}
+    )
+    curves = pd.DataFrame(
+        {"trial": ["a"] * 3, "sim_time": [0.0, 1.0, 2.0], "grad_evals": [0, 10, 20], "accuracy_test": [0.1, 0.2, 0.3]}
+    )
     results = module.Results("x", runs, curves)
     within, beyond = results.around("fedasync", "grad_evals", pd.Series({0: 19}))
     assert (within.tolist(), beyond.tolist()) == ([0.2], [0.3])

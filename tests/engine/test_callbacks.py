@@ -19,9 +19,18 @@ import persafl_lit
 from persafl_lit import run
 from persafl_lit.errors import CallbackError, ConfigError, DivergenceError, Interrupted
 from persafl_lit.tracking import store_uri
-from tests.faults.nursery import Patience
+from tests.support.runs import Patience
 
-FAST = ["clients=6", "updates=40", "local_steps=2", "model=mlp", "model.hidden=[8]", "model.dropout=0.2", "eval.every=5", "checkpoint.every=6"]
+FAST = [
+    "clients=6",
+    "updates=40",
+    "local_steps=2",
+    "model=mlp",
+    "model.hidden=[8]",
+    "model.dropout=0.2",
+    "eval.every=5",
+    "checkpoint.every=6",
+]
 QUIET = [*FAST, "tracking.enabled=false"]
 SERIAL, TWO = ["executor=serial"], ["workers=2"]
 STEEP = [
@@ -39,7 +48,11 @@ STEEP = [
 def bits(result):
     model = {name: value.tolist() for name, value in result.state_dict().items()}
     memory = {client: {name: value.tolist() for name, value in kept.items()} for client, kept in result.memory.items()}
-    summary = {key: value for key, value in result.summary().items() if key not in ("wall_seconds", "evaluation_share", "run_id", "config")}
+    summary = {
+        key: value
+        for key, value in result.summary().items()
+        if key not in ("wall_seconds", "evaluation_share", "run_id", "config")
+    }
     return json.dumps([result.curves(), result.clients(), model, memory, summary])
 
 
@@ -106,12 +119,18 @@ def test_a_callback_may_be_any_object_with_some_hooks_and_some_arguments():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "kind"), [(["eta=1e12"], DivergenceError), (["model.hidden=[8]"], Interrupted)], ids=["diverged", "interrupted"]
+    ("overrides", "kind"),
+    [(["eta=1e12"], DivergenceError), (["model.hidden=[8]"], Interrupted)],
+    ids=["diverged", "interrupted"],
 )
 def test_a_run_that_ends_without_a_result_is_told_too(overrides, kind):
     witness = Witness()
     with pytest.raises(kind):
-        run([*QUIET, "method=fedasync", *overrides], callbacks=[witness], should_stop=lambda: len(witness.of("update")) >= 9)
+        run(
+            [*QUIET, "method=fedasync", *overrides],
+            callbacks=[witness],
+            should_stop=lambda: len(witness.of("update")) >= 9,
+        )
     assert witness.said[-1] == ("error", kind.__name__)
     assert not witness.of("end")
 
@@ -121,8 +140,12 @@ def test_a_resumed_run_tells_only_what_is_new():
     with pytest.raises(Interrupted):
         run([*QUIET, "method=fedasync"], callbacks=[first], should_stop=lambda: len(first.of("update")) >= 17)
     result = run([*QUIET, "method=fedasync"], callbacks=[second], resume=True)
-    assert first.of("update") + second.of("update") == [("update", i + 1, s) for i, s in enumerate(result.timeline.staleness().tolist())]
-    assert [entry for entry in (*first.said, *second.said) if entry[0] == "evaluation"] == [("evaluation", p.updates) for p in result.points]
+    assert first.of("update") + second.of("update") == [
+        ("update", i + 1, s) for i, s in enumerate(result.timeline.staleness().tolist())
+    ]
+    assert [entry for entry in (*first.said, *second.said) if entry[0] == "evaluation"] == [
+        ("evaluation", p.updates) for p in result.points
+    ]
 
 
 # -- the captured model -----------------------------------------------------------------------------------------------
@@ -149,7 +172,9 @@ def test_the_model_of_a_point_is_the_one_that_was_evaluated(method, executor):
         until_then = run([*QUIET, f"method={method}", f"updates={updates}", *SERIAL])
         assert all(torch.equal(model[name], value) for name, value in until_then.state_dict().items())
         assert memory.keys() == until_then.memory.keys()
-        assert all(torch.equal(kept["private"], until_then.memory[client]["private"]) for client, kept in memory.items())
+        assert all(
+            torch.equal(kept["private"], until_then.memory[client]["private"]) for client, kept in memory.items()
+        )
     with pytest.raises(ConfigError, match="not afterwards"):
         _ = result.points[0].model
 
@@ -172,7 +197,9 @@ def test_a_run_stopped_early_is_the_run_up_to_that_point_whatever_the_number_of_
     assert [whole.curves()[name][:4] for name in common] == [serial.curves()[name] for name in common]
     until_then = run([*overrides, f"updates={updates}"])
     assert all(torch.equal(value, serial.state_dict()[name]) for name, value in until_then.state_dict().items())
-    assert serial.summary()["beside"].keys() == whole.summary()["beside"].keys(), "its last point has all fine-tuning rules"
+    assert serial.summary()["beside"].keys() == whole.summary()["beside"].keys(), (
+        "its last point has all fine-tuning rules"
+    )
     assert serial.summary()["grad_evals"] == serial.curves()["grad_evals"][-1] < whole.summary()["grad_evals"]
 
 
@@ -184,7 +211,12 @@ def test_a_stopped_run_that_was_interrupted_and_resumed_is_the_same(executor):
         for updates in pauses:
             witness = Witness()
             with pytest.raises(Interrupted):
-                run(overrides, callbacks=[Patience(5), witness], resume=True, should_stop=lambda n=updates, w=witness: len(w.of("update")) >= n)
+                run(
+                    overrides,
+                    callbacks=[Patience(5), witness],
+                    resume=True,
+                    should_stop=lambda n=updates, w=witness: len(w.of("update")) >= n,
+                )
         assert bits(run(overrides, callbacks=[Patience(5)], resume=True)) == bits(undisturbed)
 
 
@@ -215,7 +247,8 @@ def test_only_a_point_that_was_told_can_stop_a_run():
                 experiment.stop(experiment.points[0])
 
     with pytest.raises(
-        CallbackError, match="Early failed in on_update: ConfigError: experiment.stop takes the point that on_evaluation is being told of"
+        CallbackError,
+        match="Early failed in on_update: ConfigError: experiment.stop takes the point that on_evaluation is being told of",
     ):
         run([*QUIET, "method=fedasync"], callbacks=[Early()])
 
@@ -261,11 +294,21 @@ class Raising:
 
 
 @pytest.mark.parametrize("executor", [SERIAL, TWO])
-@pytest.mark.parametrize(("hook", "count"), [("on_update", 11), ("on_evaluation", 3), ("on_checkpoint", 2), ("on_run_end", 1)])
+@pytest.mark.parametrize(
+    ("hook", "count"), [("on_update", 11), ("on_evaluation", 3), ("on_checkpoint", 2), ("on_run_end", 1)]
+)
 def test_a_callback_that_fails_is_named_and_nothing_is_lost(hook, count, executor, capsys):
-    overrides = [*QUIET, "method=fedper", *executor, "checkpoint.every=6" if hook == "on_checkpoint" else "checkpoint.every=0"]
+    overrides = [
+        *QUIET,
+        "method=fedper",
+        *executor,
+        "checkpoint.every=6" if hook == "on_checkpoint" else "checkpoint.every=0",
+    ]
     undisturbed, witness = run(overrides), Witness()
-    with pytest.raises(CallbackError, match=rf"the callback Raising failed in {hook}: ValueError: not today \(test_callbacks.py, line \d+\)"):
+    with pytest.raises(
+        CallbackError,
+        match=rf"the callback Raising failed in {hook}: ValueError: not today \(test_callbacks.py, line \d+\)",
+    ):
         run(overrides, callbacks=[witness, Raising(hook, count)])
     assert witness.said[-1] == ("error", "CallbackError")
     assert "--resume continues from it" in capsys.readouterr().err
@@ -284,7 +327,9 @@ def test_a_point_at_which_a_callback_failed_is_told_again_to_those_who_do_not_kn
         run([*QUIET, "method=fedasync"], callbacks=[told[Before][0], Raising("on_evaluation", 3), told[Witness][0]])
     result = run([*QUIET, "method=fedasync"], callbacks=[told[Before][1], told[Witness][1]], resume=True)
     for first, second in told.values():
-        assert [*first.of("evaluation"), *second.of("evaluation")] == [("evaluation", point.updates) for point in result.points]
+        assert [*first.of("evaluation"), *second.of("evaluation")] == [
+            ("evaluation", point.updates) for point in result.points
+        ]
 
 
 def test_a_callback_that_fails_while_a_run_diverges_leaves_a_whole_checkpoint():
@@ -351,7 +396,11 @@ def test_a_state_comes_back_as_it_was():
     state = {"mean": np.float64(0.5), "count": np.int64(3), "w": torch.arange(3), "deep": [None, ("a", {"b": True})]}
     witness = Witness()
     with pytest.raises(Interrupted):
-        run([*QUIET, "method=fedasync"], callbacks=[Stateful(state), witness], should_stop=lambda: len(witness.of("update")) >= 9)
+        run(
+            [*QUIET, "method=fedasync"],
+            callbacks=[Stateful(state), witness],
+            should_stop=lambda: len(witness.of("update")) >= 9,
+        )
     again = Stateful({})
     run([*QUIET, "method=fedasync"], callbacks=[again], resume=True)
     assert torch.equal(again.loaded.pop("w"), torch.arange(3))
@@ -401,7 +450,9 @@ def test_lightnings_own_loggers_get_every_evaluation_beside_mlflow(tmp_path):
     assert [int(row["step"]) for row in found] == curves["updates"]
     assert [float(row["sim_time"]) for row in found] == curves["sim_time"]
     assert [float(row["accuracy.test"]) for row in found] == curves["accuracy.test"]
-    assert "method: fedasync" in (pathlib.Path(table.log_dir) / "hparams.yaml").read_text().replace("method.name", "method")
+    assert "method: fedasync" in (pathlib.Path(table.log_dir) / "hparams.yaml").read_text().replace(
+        "method.name", "method"
+    )
 
     events = EventAccumulator(board.log_dir)
     events.Reload()
@@ -417,7 +468,12 @@ def test_lightnings_own_loggers_get_every_evaluation_beside_mlflow(tmp_path):
 def test_a_logger_of_a_resumed_run_has_the_whole_curve(tmp_path):
     witness = Witness()
     with pytest.raises(Interrupted):
-        run([*QUIET, "method=fedasync"], loggers=[CSVLogger(tmp_path)], callbacks=[witness], should_stop=lambda: len(witness.of("update")) >= 17)
+        run(
+            [*QUIET, "method=fedasync"],
+            loggers=[CSVLogger(tmp_path)],
+            callbacks=[witness],
+            should_stop=lambda: len(witness.of("update")) >= 17,
+        )
     again = CSVLogger(tmp_path)
     result = run([*QUIET, "method=fedasync"], loggers=[again], resume=True)
     assert [int(row["step"]) for row in rows(again)] == result.curves()["updates"]

@@ -16,15 +16,15 @@ import pytest
 import torch
 
 from persafl_lit import compose, run
-from persafl_lit.checkpoint import FORMAT, Checkpoint
 from persafl_lit.cli import main
+from persafl_lit.common.lock import Lock
+from persafl_lit.common.sealed_file import MARK
+from persafl_lit.engine.checkpoint import FORMAT, Checkpoint
+from persafl_lit.engine.experiment import Interrupted
 from persafl_lit.errors import CheckpointError, DivergenceError, UnwritableError
-from persafl_lit.experiment import Interrupted
-from persafl_lit.lock import Lock
-from persafl_lit.sealed import MARK
-from persafl_lit.sweep.perform import Order, forget, perform
+from persafl_lit.sweep.run_trial import Order, forget, perform
 from persafl_lit.tracking import store_uri
-from tests.test_resume import BASE, interrupted, run_for
+from tests.support.runs import BASE, interrupted, run_for
 
 OVERRIDES = [*BASE, "method=fedasync", "tracking.enabled=false"]
 
@@ -74,7 +74,9 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(damage,
         said = capsys.readouterr().err
         assert "resuming after update 14 of 40" in said
         if changed is not None:
-            assert f"{newest.name} is truncated or was changed: its checksum is wrong; the one before it is used" in said
+            assert (
+                f"{newest.name} is truncated or was changed: its checksum is wrong; the one before it is used" in said
+            )
         newest.unlink()
     resumed = run(OVERRIDES, resume=True)
     for name, value in whole.state_dict().items():
@@ -146,7 +148,10 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_with_a_way_out(capsys):
     newest.write_bytes(saved({"format": 4, "identity": "x", "state": {}}))
     assert main(["run", *OVERRIDES, "--resume"]) == 2
     said = capsys.readouterr().err
-    assert "an earlier one, and cannot be continued by this one; finish the run with that version, or run without --resume" in said
+    assert (
+        "an earlier one, and cannot be continued by this one; finish the run with that version, or run without --resume"
+        in said
+    )
     assert said.count("\n") == 1
 
 
@@ -185,7 +190,16 @@ def test_the_time_before_an_interruption_counts():
 
 def test_a_run_that_diverges_leaves_no_checkpoint(tmp_path):
     with pytest.raises(DivergenceError):
-        run(["data=quadratic", "method=fedasync", "eta=10", "updates=500", "checkpoint.every=1", "tracking.enabled=false"])
+        run(
+            [
+                "data=quadratic",
+                "method=fedasync",
+                "eta=10",
+                "updates=500",
+                "checkpoint.every=1",
+                "tracking.enabled=false",
+            ]
+        )
     folder = tmp_path / "mlruns" / "checkpoints"
     assert folder.is_dir(), "it had written some"
     assert not list(folder.iterdir())
@@ -216,7 +230,10 @@ def test_a_run_that_another_process_is_doing_is_not_resumed(capsys):
     other = other_process(60)
     capsys.readouterr()
     assert main(["run", *OVERRIDES, "--resume"]) == 2
-    assert capsys.readouterr().err == f"persafl: process {other.pid} is doing this run now; wait for it, or stop it and then resume\n"
+    assert (
+        capsys.readouterr().err
+        == f"persafl: process {other.pid} is doing this run now; wait for it, or stop it and then resume\n"
+    )
     other.kill()
     other.join()
     assert run(OVERRIDES, resume=True).points[-1].updates == 40
@@ -227,7 +244,10 @@ def test_a_second_run_of_the_same_config_writes_no_checkpoints(capsys):
     before = [file.read_bytes() for file in files]
     other = other_process(60)
     result = run(OVERRIDES)
-    assert f"process {other.pid} is doing the same run and keeps its checkpoints; this one writes none" in capsys.readouterr().err
+    assert (
+        f"process {other.pid} is doing the same run and keeps its checkpoints; this one writes none"
+        in capsys.readouterr().err
+    )
     assert result.points[-1].updates == 40
     with pytest.raises(Interrupted, match="after update 21 of 40, without a checkpoint"):
         run_for(OVERRIDES, 21)
@@ -269,7 +289,7 @@ def test_asking_who_holds_a_lock_does_not_end_it(tmp_path):
     other = Lock(tmp_path / "run.lock")
     assert not other.acquire(), "another thread's"
     assert other.holder() == os.getpid()
-    code = "import sys; from pathlib import Path; from persafl_lit.lock import Lock; sys.exit(Lock(Path('run.lock')).acquire())"
+    code = "import sys; from pathlib import Path; from persafl_lit.common.lock import Lock; sys.exit(Lock(Path('run.lock')).acquire())"
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0, "still held"
     lock.release()
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 1
@@ -299,7 +319,7 @@ ORPHANS = """
 import os, sys, time
 from multiprocessing import get_context
 from pathlib import Path
-from persafl_lit.lock import Lock
+from persafl_lit.common.lock import Lock
 assert Lock(Path("run.lock")).acquire()
 child = get_context("fork").Process(target=time.sleep, args=(60,))
 child.start()

@@ -15,15 +15,16 @@ import torch
 from torch import nn
 
 from persafl_lit import compose, run
+from persafl_lit.engine.executors.transport import Place
+from persafl_lit.engine.memory_slots import Slots
+from persafl_lit.engine.messages import Train, Update, join, separate
 from persafl_lit.errors import CheckpointError, ConfigError
-from persafl_lit.executors.transport import Place
-from persafl_lit.messages import Train, Update, join, separate
-from persafl_lit.sharing import Sharing
-from persafl_lit.slots import Slots
+from persafl_lit.learning.sharing import Sharing
 from persafl_lit.timeline import Asynchronous, Drawn, Rounds, Setting
 from persafl_lit.timeline.delays import Exponential
-from tests import reference
-from tests.quadratics import random_quadratics, save
+from tests.support import reference
+from tests.support.quadratics import random_quadratics, save
+from tests.support.runs import run_for
 
 ETA, Q, N, S, P = 0.02, 4, 6, 3, 2
 """Clients, and how many values are shared and private."""
@@ -51,7 +52,15 @@ def quadratics(tmp_path):
 
 
 def train(path, w0, *overrides):
-    settings = ["data=quadratic", f"data.path={path}", "precision=64", f"eta={ETA}", f"local_steps={Q}", "updates=60", "method.private=[own]"]
+    settings = [
+        "data=quadratic",
+        f"data.path={path}",
+        "precision=64",
+        f"eta={ETA}",
+        f"local_steps={Q}",
+        "updates=60",
+        "method.private=[own]",
+    ]
     return run([*QUIET, *settings, *overrides], model=Parts(w0))
 
 
@@ -86,7 +95,9 @@ def test_a_job_sees_the_memory_that_had_arrived_when_its_model_was_read(schedule
     (overrides, buffer), (settings, gradient) = SCHEDULES[schedule], OBJECTIVES[method]
     for executor in (["executor=serial"], ["workers=2"]):
         result = train(path, w0, f"method={method}", *settings, *overrides, *executor)
-        shared, memories = reference.federate_private(result.timeline, H, a, w0[:S], w0[S:], gradient=gradient, eta=ETA, local_steps=Q, buffer=buffer)
+        shared, memories = reference.federate_private(
+            result.timeline, H, a, w0[:S], w0[S:], gradient=gradient, eta=ETA, local_steps=Q, buffer=buffer
+        )
         np.testing.assert_allclose(result.state_dict()["common"], shared, rtol=0, atol=1e-10)
         np.testing.assert_array_equal(result.state_dict()["own"], w0[S:], err_msg="the initial private values")
         assert sorted(result.memory) == sorted(memories)
@@ -110,7 +121,10 @@ def test_the_cases_above_have_overlapping_visits_and_stale_memories(quadratics):
     assert overlaps > 5
 
 
-@pytest.mark.parametrize("schedule", [Asynchronous(), Asynchronous(tau=3), Asynchronous(tau=2, policy="drop"), Rounds(cohort=3), Drawn(tau=9)])
+@pytest.mark.parametrize(
+    "schedule",
+    [Asynchronous(), Asynchronous(tau=3), Asynchronous(tau=2, policy="drop"), Rounds(cohort=3), Drawn(tau=9)],
+)
 def test_the_last_visit_before_a_read_is_found_for_every_job(schedule):
     timeline = schedule.timeline(Setting(5, 1, Exponential(), 3, None, 80))
     jobs = list(timeline)
@@ -147,7 +161,10 @@ DIGITS = [*QUIET, "clients=6", "updates=18", "local_steps=2", "model=mlp", "mode
 def test_fedper_keeps_the_last_layer_and_sends_the_rest():
     result = run([*DIGITS, "method=fedper"])
     sizes = {name: value.numel() for name, value in result.state_dict().items()}
-    head, rest = sizes["network.5.weight"] + sizes["network.5.bias"], sizes["network.2.weight"] + sizes["network.2.bias"]
+    head, rest = (
+        sizes["network.5.weight"] + sizes["network.5.bias"],
+        sizes["network.2.weight"] + sizes["network.2.bias"],
+    )
     assert {len(kept["private"]) for kept in result.memory.values()} == {head}
     assert result.summary()["bytes_communicated"] == 2 * 4 * rest * 18
     first = run([*DIGITS, "method=fedper", "updates=1"])
@@ -171,12 +188,18 @@ def test_private_parameters_are_found_by_name():
     assert Sharing(("none",)).names(network) == set()
     assert Sharing(("head",)).names(network) == {"2.weight", "2.bias"}
     assert Sharing(("*.bias",)).names(network) == {"0.bias", "2.bias"}
-    assert Sharing(("0.*", "head")).names(network) == Sharing(("all",)).names(network) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert (
+        Sharing(("0.*", "head")).names(network)
+        == Sharing(("all",)).names(network)
+        == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    )
     network[2].requires_grad_(False)
     assert Sharing(("head",)).names(network) == {"0.weight", "0.bias"}, "frozen parameters are nobody's"
     with pytest.raises(ConfigError, match="write none to share all of them"):
         compose(["method.private=[]"])
-    with pytest.raises(ConfigError, match=r"method.private='conv.*' matches no parameter; the model has 0.weight, 0.bias"):
+    with pytest.raises(
+        ConfigError, match=r"method.private='conv.*' matches no parameter; the model has 0.weight, 0.bias"
+    ):
         Sharing(("conv*",)).names(network)
 
 
@@ -185,7 +208,10 @@ def test_scaffold_with_private_parameters_is_refused():
         run([*DIGITS, "method=scaffold", "schedule.cohort=3", "method.private=head"])
 
 
-@pytest.mark.parametrize("overrides", [["schedule=drawn", "method.buffer=3"], ["schedule=rounds", "schedule.cohort=3", "method.buffer=cohort"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [["schedule=drawn", "method.buffer=3"], ["schedule=rounds", "schedule.cohort=3", "method.buffer=cohort"]],
+)
 def test_the_number_of_workers_changes_no_bit_of_a_memory(overrides):
     settings = [*DIGITS, "method=fedper", "model.dropout=0.2", "updates=40", *overrides]
     serial, *others = [run([*settings, *executor]) for executor in (["executor=serial"], ["workers=2"], ["workers=3"])]
@@ -250,7 +276,9 @@ def test_a_slot_is_written_once_and_freed_when_neither_checkpoint_names_it(tmp_p
     assert (tmp_path / "run.1.slots").stat().st_mtime_ns == written
     third = saved(slots, (0, 1), (1, 1))
     assert third == {"run.2.slots": [[0, 1]], "run.3.slots": [[1, 1]]}
-    assert {file.name for file in slots.files()} == {"run.1.slots", "run.2.slots", "run.3.slots"}, "the checkpoint before needs the first"
+    assert {file.name for file in slots.files()} == {"run.1.slots", "run.2.slots", "run.3.slots"}, (
+        "the checkpoint before needs the first"
+    )
     saved(slots, (0, 1), (1, 1))
     assert {file.name for file in slots.files()} == {"run.2.slots", "run.3.slots"}
     found = Slots(tmp_path / "run.pt").read("me", third)
@@ -291,8 +319,9 @@ def test_damaged_missing_and_foreign_segments_are_told(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from persafl_lit import run, slots
-from persafl_lit.checkpoint import Checkpoint
+from persafl_lit import run
+from persafl_lit.engine import memory_slots as slots
+from persafl_lit.engine.checkpoint import Checkpoint
 
 written = 0
 before = slots.Slots.write
@@ -308,12 +337,15 @@ run(sys.argv[2:], resume=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", [["executor=serial"], ["workers=2"]])
 def test_a_kill_between_a_segment_and_its_checkpoint_loses_nothing(executor, tmp_path):
     overrides = [*DIGITS[2:], "tracking.enabled=false", "checkpoint.every=5", "updates=40", "method=fedper", *executor]
     whole = run(overrides)
     for survives in (1, 2, 1, 3):
-        done = subprocess.run([sys.executable, "-c", KILLED, str(survives), *overrides], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, str(survives), *overrides], cwd=tmp_path, capture_output=True, text=True
+        )
         assert done.returncode == -signal.SIGKILL, done.stderr
     folder = tmp_path / "mlruns" / "checkpoints"
     assert list(folder.glob("*.slots"))
@@ -325,8 +357,6 @@ def test_a_kill_between_a_segment_and_its_checkpoint_loses_nothing(executor, tmp
 
 
 def test_a_checkpoint_whose_memories_are_damaged_gives_way_to_the_one_before(tmp_path, capsys):
-    from tests.test_resume import run_for
-
     overrides = [*DIGITS[2:], "tracking.enabled=false", "checkpoint.every=7", "updates=40", "method=fedper"]
     whole = run(overrides)
     with pytest.raises(Exception, match="after update 20"):

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from persafl_lit import compose, run
 from persafl_lit.cli import main
-from persafl_lit.client import ClientDataModule, ClientModule
+from persafl_lit.engine.executors import Processes, Worker
+from persafl_lit.engine.experiment import Interrupted
+from persafl_lit.engine.messages import Train
 from persafl_lit.errors import ConfigError, DivergenceError, ModelError
-from persafl_lit.executors import Processes, Worker
-from persafl_lit.experiment import Interrupted
-from persafl_lit.messages import Train
-from persafl_lit.objectives import Plain
-from persafl_lit.server import ControlVariates, State
-from tests import reference
-from tests.quadratics import random_quadratics, save
-from tests.test_client import fit, parts
-from tests.test_resume import run_for
+from persafl_lit.learning.client_data import ClientDataModule
+from persafl_lit.learning.client_module import ClientModule
+from persafl_lit.learning.objectives import Plain
+from persafl_lit.server.rules import ControlVariates
+from persafl_lit.server.state import State
+from tests.support import reference
+from tests.support.clients import fit, parts
+from tests.support.modules import Guarded, Stubborn
+from tests.support.quadratics import random_quadratics, save
+from tests.support.runs import bits, run_for
 
 ETA, Q, N, D = 0.02, 4, 6, 3
 QUIET = ["tracking.enabled=false", "checkpoint.every=0"]
@@ -40,11 +40,18 @@ def steep(tmp_path):
 
 
 def train(path, *overrides):
-    return run([*QUIET, "data=quadratic", f"data.path={path}", "precision=64", f"eta={ETA}", f"local_steps={Q}", "updates=40", *overrides])
-
-
-def bits(result):
-    return json.dumps(result.curves()), json.dumps(result.clients()), {name: value.tolist() for name, value in result.state_dict().items()}
+    return run(
+        [
+            *QUIET,
+            "data=quadratic",
+            f"data.path={path}",
+            "precision=64",
+            f"eta={ETA}",
+            f"local_steps={Q}",
+            "updates=40",
+            *overrides,
+        ]
+    )
 
 
 # -- skip -------------------------------------------------------------------------------------------------------------
@@ -88,7 +95,16 @@ def test_every_rule_goes_on_without_the_client_that_diverges_and_says_so_once(me
 
 
 def test_an_interrupted_run_goes_on_counting(steep):
-    overrides = ["data=quadratic", f"data.path={steep[0]}", "method=fedbuff", "method.buffer=3", "eval.every=2", "updates=40", SKIP, *QUIET]
+    overrides = [
+        "data=quadratic",
+        f"data.path={steep[0]}",
+        "method=fedbuff",
+        "method.buffer=3",
+        "eval.every=2",
+        "updates=40",
+        SKIP,
+        *QUIET,
+    ]
     whole = run(overrides)
     assert whole.summary()["skipped"] > 3
     for updates in (17, 8):
@@ -133,9 +149,19 @@ def test_a_version_that_is_put_back_leaves_a_clean_buffer_and_the_last_memory():
 
         def on_update(self, experiment):
             state = experiment.state
-            self.states.append((state.w, state.waiting, state.in_waiting, state.arrivals, state.skipped, sorted(state.memories)))
+            self.states.append(
+                (state.w, state.waiting, state.in_waiting, state.arrivals, state.skipped, sorted(state.memories))
+            )
 
-    overrides = ["method=fedbuff", "method.buffer=2", "method.beta=1e18", "data=quadratic", "clients=4", "updates=8", "eval.finetune=none"]
+    overrides = [
+        "method=fedbuff",
+        "method.buffer=2",
+        "method.beta=1e18",
+        "data=quadratic",
+        "clients=4",
+        "updates=8",
+        "eval.finetune=none",
+    ]
     run([*QUIET, *overrides, "precision=32", "eta=1e12", "local_steps=2", SKIP, "executor=serial"], callbacks=[Watch()])
     first = Watch.states[0][0]
     for w, waiting, in_waiting, arrivals, skipped, memories in Watch.states[1::2]:
@@ -196,7 +222,15 @@ def test_every_executor_records_the_same_points_before_a_divergence():
         def on_evaluation(self, point):
             self.points.append((point.sim_time, json.dumps(point.metrics())))
 
-    overrides = ["data=quadratic", "clients=8", "method=fedasync", "eta=0.5", "updates=500", "eval.every=0.25", "eval.finetune=none"]
+    overrides = [
+        "data=quadratic",
+        "clients=8",
+        "method=fedasync",
+        "eta=0.5",
+        "updates=500",
+        "eval.every=0.25",
+        "eval.finetune=none",
+    ]
     seen = []
     for executor in ("serial", "processes"):
         watch = Watch()
@@ -208,7 +242,10 @@ def test_every_executor_records_the_same_points_before_a_divergence():
 
 
 def test_other_values_are_refused(capsys):
-    for overrides, sentence in ((["on_divergence=ignore"], "on_divergence must be one of stop, skip"), (["clip=0"], "clip must be > 0")):
+    for overrides, sentence in (
+        (["on_divergence=ignore"], "on_divergence must be one of stop, skip"),
+        (["clip=0"], "clip must be > 0"),
+    ):
         assert main(["run", *overrides]) == 2
         assert sentence in capsys.readouterr().err
     with pytest.raises(ConfigError, match="checkpoint.seconds must be > 0"):
@@ -271,37 +308,12 @@ def test_trainer_fit_clips_as_the_loop_does():
 # -- models that cannot travel ----------------------------------------------------------------------------------------
 
 
-class Linear(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(64, 10)
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self.linear(batch[0].flatten(1)), batch[1])
-
-
-class Stubborn(Linear):
-    """Can be copied, but not pickled."""
-
-    def __deepcopy__(self, memo):
-        return Stubborn()
-
-    def __reduce_ex__(self, protocol):
-        raise TypeError("I stay here")
-
-
-class Guarded(Linear):
-    """Can be neither copied nor pickled."""
-
-    def __init__(self):
-        super().__init__()
-        self.guard = threading.Lock()
-
-
 def test_a_model_that_cannot_be_sent_to_processes_is_one_sentence():
     _, _, work = parts(Plain())
     worker = Worker(type(work)(**{**vars(work), "backbone": Stubborn()}))
-    with pytest.raises(ModelError, match=r"Stubborn cannot be sent to worker processes \(TypeError: I stay here\); use executor=serial"):
+    with pytest.raises(
+        ModelError, match=r"Stubborn cannot be sent to worker processes \(TypeError: I stay here\); use executor=serial"
+    ):
         Processes(worker, 1, start="spawn")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 
@@ -14,24 +13,33 @@ import torch
 from torch import nn
 
 from persafl_lit import run
+from persafl_lit.common.limits import cores
+from persafl_lit.engine.executors import Processes, Serial, Worker
+from persafl_lit.engine.executors.executor import WINDOW
+from persafl_lit.engine.messages import Evaluate, Train
 from persafl_lit.errors import ConfigError, DivergenceError, ModelError, WorkerError
-from persafl_lit.executors import Processes, Serial, Worker
-from persafl_lit.executors.executor import WINDOW
-from persafl_lit.limits import cores
-from persafl_lit.messages import Evaluate, Train
-from persafl_lit.objectives import Plain, Scaffold
-from tests.test_client import parts
-from tests.test_resume import METHODS as SAMPLE
+from persafl_lit.learning.objectives import Plain, Scaffold
+from tests.support.clients import parts
+from tests.support.modules import Deadly
+from tests.support.runs import METHODS as SAMPLE
+from tests.support.runs import bits
 
 QUIET = ["tracking.enabled=false", "checkpoint.every=0"]
-SMALL = [*QUIET, "model=mlp", "model.hidden=[8]", "model.dropout=0.2", "clients=6", "updates=24", "local_steps=3", "eval.every=1.0"]
-METHODS = SAMPLE | {"fedprox": ["schedule.cohort=3"], "per_fedavg": ["schedule.cohort=3"], "pfedme": ["schedule.cohort=3", "method.inner_steps=3"]}
-
-
-def bits(result):
-    """Everything that a run computes, to the last bit."""
-    model = {name: value.numpy().tobytes() for name, value in result.state_dict().items()}
-    return model, json.dumps(result.curves()), json.dumps(result.clients())
+SMALL = [
+    *QUIET,
+    "model=mlp",
+    "model.hidden=[8]",
+    "model.dropout=0.2",
+    "clients=6",
+    "updates=24",
+    "local_steps=3",
+    "eval.every=1.0",
+]
+METHODS = SAMPLE | {
+    "fedprox": ["schedule.cohort=3"],
+    "per_fedavg": ["schedule.cohort=3"],
+    "pfedme": ["schedule.cohort=3", "method.inner_steps=3"],
+}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -45,7 +53,10 @@ def test_the_number_of_workers_does_not_change_a_single_bit(method):
 def test_spawned_workers_give_the_same_bits_as_forked_ones():
     _, _, work = parts(Scaffold())
     worker = Worker(work)
-    read, kept = {"w": worker.start, "control": torch.ones_like(worker.start) / 100}, {"control": torch.ones_like(worker.start) / 50}
+    read, kept = (
+        {"w": worker.start, "control": torch.ones_like(worker.start) / 100},
+        {"control": torch.ones_like(worker.start) / 50},
+    )
     jobs = [Train(client, visit, read, kept if visit else {}, visit - 1) for client in range(2) for visit in range(2)]
     found = {}
     for name, executor in {
@@ -59,28 +70,12 @@ def test_spawned_workers_give_the_same_bits_as_forked_ones():
             updates = [executor.result(index)[1] for index in range(len(jobs))]
             evaluation = executor.evaluate([Evaluate(client, ("none",), read) for client in (0, 1)], 0)
             executor.finish(evaluation)
-            tensors = [{name: value.tolist() for name, value in {**update.sent, "kept": update.memory["control"]}.items()} for update in updates]
+            tensors = [
+                {name: value.tolist() for name, value in {**update.sent, "kept": update.memory["control"]}.items()}
+                for update in updates
+            ]
             found[name] = tensors, [(update.loss, update.evaluations) for update in updates], evaluation.scores()
     assert found["serial"] == found["fork"] == found["spawn"]
-
-
-class Deadly(L.LightningModule):
-    """Kills the process that trains it, a given number of times (a file counts)."""
-
-    def __init__(self, folder, deaths):
-        super().__init__()
-        self.folder, self.deaths, self.main = str(folder), deaths, os.getpid()
-        self.linear = nn.Linear(64, 10)
-
-    def forward(self, inputs):
-        return self.linear(inputs.flatten(1))
-
-    def training_step(self, batch, batch_idx):
-        died = len(os.listdir(self.folder))
-        if os.getpid() != self.main and died < self.deaths:
-            open(os.path.join(self.folder, f"{os.getpid()}"), "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
 
 def test_killing_workers_in_mid_run_changes_nothing(tmp_path, capfd):
@@ -125,7 +120,8 @@ class Broken(L.LightningModule):
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 def test_a_model_that_fails_is_said_in_one_sentence_with_the_place(executor):
     with pytest.raises(
-        ModelError, match=r"client \d+ cannot be \w+: Broken fails: RuntimeError: .* \(test_executors.py, line \d+\); set PERSAFL_TRACEBACK=1"
+        ModelError,
+        match=r"client \d+ cannot be \w+: Broken fails: RuntimeError: .* \(test_executors.py, line \d+\); set PERSAFL_TRACEBACK=1",
     ):
         run([*SMALL, "method=fedasync", f"executor={executor}"], Broken())
 
@@ -190,14 +186,15 @@ def test_bad_values_are_refused(overrides, sentence):
 # -- Ray --------------------------------------------------------------------------------------------------------------
 
 RAY = """
-import os, tempfile
+import json, os, sys, tempfile
 import ray
 import torch
 from persafl_lit import run
 from persafl_lit.errors import ModelError
-from tests.test_divergence import Stubborn
-from tests.test_executors import METHODS, SMALL, Deadly, bits
+from tests.support.modules import Deadly, Stubborn
+from tests.support.runs import bits
 
+SMALL, METHODS = json.loads(sys.argv[1])
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 for method in METHODS:
     overrides = [*SMALL, f"method={method}", *METHODS[method]]
@@ -221,9 +218,11 @@ print("equal", len(METHODS))
 def test_a_ray_cluster_gives_the_same_bits():
     """Every method, and with workers killed. In a network with only loopback: Ray's services would listen on all interfaces."""
     pytest.importorskip("ray")
-    inside = ["unshare", "-n", "sh", "-c", 'ip link set lo up 2>/dev/null; exec "$@"', "sh"] if os.geteuid() == 0 else []
-    command = [*inside, sys.executable, "-c", RAY]
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    inside = (
+        ["unshare", "-n", "sh", "-c", 'ip link set lo up 2>/dev/null; exec "$@"', "sh"] if os.geteuid() == 0 else []
+    )
+    command = [*inside, sys.executable, "-c", RAY, json.dumps([SMALL, METHODS])]
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     environment = os.environ | {"PYTHONPATH": root, "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, cwd=os.getcwd())
     assert done.returncode == 0, done.stderr[-3000:]

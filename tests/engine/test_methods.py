@@ -8,8 +8,8 @@ import torch
 
 from persafl_lit import compose, run
 from persafl_lit.errors import ConfigError
-from tests import reference
-from tests.quadratics import random_quadratics, save
+from tests.support import reference
+from tests.support.quadratics import random_quadratics, save
 
 ETA, Q, N, D = 0.02, 4, 8, 5
 QUIET = ["tracking.enabled=false", "checkpoint.every=0", "eval.finetune=none"]
@@ -23,7 +23,9 @@ def quadratics(tmp_path):
 
 
 def train(path, *overrides):
-    result = run([*QUIET, "data=quadratic", f"data.path={path}", f"eta={ETA}", f"local_steps={Q}", "updates=60", *overrides])
+    result = run(
+        [*QUIET, "data=quadratic", f"data.path={path}", f"eta={ETA}", f"local_steps={Q}", "updates=60", *overrides]
+    )
     return result, result.state_dict()["w"].numpy()
 
 
@@ -42,12 +44,18 @@ REFERENCES = {
     "fedasync": ([], {"gradient": lambda H, a, w, r: reference.plain(H, a, w)}),
     "fedasync beta": (["method.beta=0.7"], {"gradient": lambda H, a, w, r: reference.plain(H, a, w), "beta": 0.7}),
     "fedavg": (COHORT, {"gradient": lambda H, a, w, r: reference.plain(H, a, w), "buffer": 4}),
-    "fedprox": ([*COHORT, "method.mu=0.5"], {"gradient": lambda H, a, w, r: reference.plain(H, a, w) + 0.5 * (w - r), "buffer": 4}),
+    "fedprox": (
+        [*COHORT, "method.mu=0.5"],
+        {"gradient": lambda H, a, w, r: reference.plain(H, a, w) + 0.5 * (w - r), "buffer": 4},
+    ),
     "per_fedavg": (
         [*COHORT, "method.alpha=0.05", "method.hvp=exact"],
         {"gradient": lambda H, a, w, r: reference.maml(H, a, w, 0.05), "buffer": 4},
     ),
-    "persafl_maml": (["method.alpha=0.05", "method.hvp=finite_difference"], {"gradient": lambda H, a, w, r: reference.maml(H, a, w, 0.05)}),
+    "persafl_maml": (
+        ["method.alpha=0.05", "method.hvp=finite_difference"],
+        {"gradient": lambda H, a, w, r: reference.maml(H, a, w, 0.05)},
+    ),
     "pfedme": (
         [*COHORT, "method.lam=3", "method.inner_steps=5", "method.inner_lr=0.1"],
         {"gradient": lambda H, a, w, r: 3 * (w - reference.moreau_steps(H, a, w, 3, 5, 0.1)), "buffer": 4},
@@ -60,7 +68,10 @@ REFERENCES = {
         ["method.lam=3", "method.inner_steps=null", "method.nu=1e-12"],
         {"gradient": lambda H, a, w, r: 3 * (w - reference.moreau_point(H, a, w, 3))},
     ),
-    "fedbuff": (["method.buffer=3"], {"gradient": lambda H, a, w, r: reference.plain(H, a, w), "buffer": 3, "weight": polynomial}),
+    "fedbuff": (
+        ["method.buffer=3"],
+        {"gradient": lambda H, a, w, r: reference.plain(H, a, w), "buffer": 3, "weight": polynomial},
+    ),
     "fedbuff hinge": (
         ["method.buffer=2", "method.discount=hinge", "method.discount_a=0.3", "method.discount_b=2"],
         {"gradient": lambda H, a, w, r: reference.plain(H, a, w), "buffer": 2, "weight": hinge},
@@ -129,7 +140,17 @@ def test_gradients_are_counted_honestly(quadratics):
 
 # -- laws between methods ---------------------------------------------------------------------------------------------
 
-DIGITS = [*QUIET, "data=digits", "model=mlp", "model.hidden=[8]", "model.dropout=0.3", "clients=6", "updates=24", "local_steps=3", "eta=0.05"]
+DIGITS = [
+    *QUIET,
+    "data=digits",
+    "model=mlp",
+    "model.hidden=[8]",
+    "model.dropout=0.3",
+    "clients=6",
+    "updates=24",
+    "local_steps=3",
+    "eta=0.05",
+]
 
 
 def digits(*overrides):
@@ -147,7 +168,10 @@ def test_maml_with_alpha_zero_is_fedasync():
 
 
 def test_moreau_with_a_huge_lam_is_nearly_fedasync():
-    plain, near, far = (digits(*m) for m in (["method=fedasync"], ["method=persafl_me", "method.lam=1e4"], ["method=persafl_me", "method.lam=10"]))
+    plain, near, far = (
+        digits(*m)
+        for m in (["method=fedasync"], ["method=persafl_me", "method.lam=1e4"], ["method=persafl_me", "method.lam=10"])
+    )
     assert (near - plain).norm() < 1e-2 * (far - plain).norm()
 
 
@@ -160,13 +184,17 @@ def test_rounds_with_a_full_buffer_are_federated_averaging():
 def test_cells_that_no_paper_has_work_without_new_code():
     """MAML x buffer 3 x discount x asynchronous."""
     one = digits("method=persafl_maml", "method.buffer=3", "method.discount=hinge")
-    other = digits("method=fedbuff", "method.objective=maml", "method.buffer=3", "method.discount=hinge", "method.alpha=0.01")
+    other = digits(
+        "method=fedbuff", "method.objective=maml", "method.buffer=3", "method.discount=hinge", "method.alpha=0.01"
+    )
     assert torch.equal(one, other)
     assert torch.isfinite(one).all()
 
 
 def test_scaffold_refuses_a_stale_timeline():
-    with pytest.raises(ConfigError, match=r"scaffold needs a timeline without staleness; this one reaches \d+ at arrival \d+"):
+    with pytest.raises(
+        ConfigError, match=r"scaffold needs a timeline without staleness; this one reaches \d+ at arrival \d+"
+    ):
         digits("method=scaffold", "schedule=asynchronous", "method.buffer=1")
 
 
@@ -213,8 +241,14 @@ def test_dropped_updates_leave_the_model_of_a_replay(tmp_path):
 
 def test_all_methods_of_a_comparison_share_one_timeline():
     common = ["clients=7", "horizon=50"]
-    digests = {compose([*common, f"method={m}"]).timeline(7).digest() for m in ("fedasync", "persafl_maml", "persafl_me", "fedbuff", "local")}
-    rounds = {compose([*common, f"method={m}", "schedule.cohort=3"]).timeline(7).digest() for m in ("fedavg", "pfedme", "scaffold")}
+    digests = {
+        compose([*common, f"method={m}"]).timeline(7).digest()
+        for m in ("fedasync", "persafl_maml", "persafl_me", "fedbuff", "local")
+    }
+    rounds = {
+        compose([*common, f"method={m}", "schedule.cohort=3"]).timeline(7).digest()
+        for m in ("fedavg", "pfedme", "scaffold")
+    }
     assert len(digests) == len(rounds) == 1
 
 

@@ -16,52 +16,7 @@ import torch
 from persafl_lit import compose, run
 from persafl_lit.errors import CheckpointError, Interrupted
 from persafl_lit.tracking import store_uri
-
-BASE = [
-    "data=digits",
-    "model=mlp",
-    "model.hidden=[8]",
-    "model.dropout=0.2",
-    "clients=8",
-    "updates=40",
-    "local_steps=3",
-    "checkpoint.every=7",
-    "eval.every=1.0",
-]
-METHODS = {
-    "fedasync": [],
-    "persafl_me": ["method.inner_steps=3"],
-    "persafl_maml": [],
-    "fedbuff": ["method.buffer=3"],
-    "fedasync_mix": [],
-    "fedavg": ["schedule.cohort=3"],
-    "scaffold": ["schedule.cohort=3"],
-    "local": [],
-    "fedper": [],
-}
-
-
-class Stopper:
-    """Watches a run and asks it to stop after so many updates."""
-
-    def __init__(self, updates):
-        self.left = updates
-
-    def __call__(self):
-        return self.left <= 0
-
-    def on_update(self):
-        self.left -= 1
-
-
-def run_for(overrides, updates, **more):
-    stop = Stopper(updates)
-    return run(overrides, should_stop=stop, callbacks=[stop], **more)
-
-
-def interrupted(overrides, after):
-    with pytest.raises(Interrupted, match=f"after update {after} of 40; the same command with --resume continues"):
-        run_for(overrides, after)
+from tests.support.runs import BASE, METHODS, interrupted, run_for
 
 
 def newest(folder, overrides):
@@ -194,5 +149,8 @@ def test_a_killed_process_resumes_to_the_same_result_in_the_same_tracking_run(tm
     runs = client.search_runs([client.get_experiment_by_name("persafl").experiment_id])
     assert {run.info.run_id for run in runs} == {whole["run_id"], resumed["run_id"]}
     assert {run.info.status for run in runs} == {"FINISHED"}
-    histories = [[(m.step, m.timestamp, m.value) for m in client.get_metric_history(r["run_id"], "accuracy.test")] for r in (whole, resumed)]
+    histories = [
+        [(m.step, m.timestamp, m.value) for m in client.get_metric_history(r["run_id"], "accuracy.test")]
+        for r in (whole, resumed)
+    ]
     assert histories[0] == histories[1]

@@ -22,7 +22,10 @@ def nursery():
 def empty_store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("store")
     open_store(f"sqlite:///{folder}/new.db")
-    with contextlib.closing(sqlite3.connect(folder / "new.db")) as made, contextlib.closing(sqlite3.connect(folder / "empty.db")) as copy:
+    with (
+        contextlib.closing(sqlite3.connect(folder / "new.db")) as made,
+        contextlib.closing(sqlite3.connect(folder / "empty.db")) as copy,
+    ):
         made.backup(copy)
         copy.execute("PRAGMA journal_mode=WAL")
     return folder / "empty.db"

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import torch
 
+from tests.support.runs import METHODS
+
 ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
 TRANSIENT = ("wall_seconds", "evaluation_share", "run_id")
@@ -31,6 +33,25 @@ survived: Counter[str] = Counter()
 
 details: Counter[str] = Counter()
 """What else was counted: no faults."""
+
+
+SMALL = [
+    "model=mlp",
+    "model.hidden=[16]",
+    "model.dropout=0.2",
+    "clients=8",
+    "updates=120",
+    "local_steps=3",
+    "eval.every=12.0",
+    "checkpoint.every=6",
+    "workers=2",
+    "tracking.model=false",
+    "tracking.figures=false",
+]
+
+
+def overrides(method, executor, *more):
+    return [*SMALL, f"method={method}", *METHODS[method], f"executor={executor}", *more]
 
 
 @dataclass
@@ -71,12 +92,23 @@ class Nursery:
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "tests.faults.nursery"]
-        self.process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
         self._answer(120)
 
-    def start(self, folder: Path, arguments: list[str], clock: tuple[float, float] | None = None, points: int = 0) -> Attempt:
+    def start(
+        self, folder: Path, arguments: list[str], clock: tuple[float, float] | None = None, points: int = 0
+    ) -> Attempt:
         stdout, stderr = outputs(folder)
-        request = {"folder": str(folder), "arguments": arguments, "stdout": str(stdout), "stderr": str(stderr), "clock": clock, "points": points}
+        request = {
+            "folder": str(folder),
+            "arguments": arguments,
+            "stdout": str(stdout),
+            "stderr": str(stderr),
+            "clock": clock,
+            "points": points,
+        }
         print(json.dumps(request), file=self.process.stdin)
         return Attempt(self._answer(30)["pid"], stdout, stderr, time.monotonic())
 
@@ -105,7 +137,9 @@ class Fresh:
         stdout, stderr = outputs(folder)
         command = [sys.executable, "-m", "persafl_lit", *arguments]
         with open(stdout, "w") as out, open(stderr, "w") as err:
-            self.process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=out, stderr=err, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, cwd=folder, env=ENVIRONMENT, stdout=out, stderr=err, start_new_session=True
+            )
         return Attempt(self.process.pid, stdout, stderr, time.monotonic())
 
     def wait(self, attempt: Attempt, seconds: float) -> bool:
@@ -138,7 +172,13 @@ class Case:
         self.wall_seconds = time.monotonic() - quiet.started
         self.expected = self.outcome(quiet, "quiet")
 
-    def start(self, resume: bool = True, folder: str = "faulty", clock: tuple[float, float] | None = None, starter: Fresh | None = None) -> Attempt:
+    def start(
+        self,
+        resume: bool = True,
+        folder: str = "faulty",
+        clock: tuple[float, float] | None = None,
+        starter: Fresh | None = None,
+    ) -> Attempt:
         arguments = ["run", *self.overrides, "--json", "--save-model", "model.pt", *(["--resume"] if resume else [])]
         return (starter or self.starter).start(self.folder / folder, arguments, clock, self.points)
 
@@ -163,7 +203,9 @@ class Case:
     def check(self, attempt: Attempt) -> None:
         """The disturbed run has come to the same, and tidied up."""
         self.finish(attempt)
-        for found, expected, what in zip(self.outcome(attempt), self.expected, ("model", "summary", "metrics"), strict=True):
+        for found, expected, what in zip(
+            self.outcome(attempt), self.expected, ("model", "summary", "metrics"), strict=True
+        ):
             assert found == expected, f"another {what} after {self.kills} kills at {self.moments}"
         details["runs that ended well after faults and were equal to undisturbed ones"] += 1
         left = [file.name for file in (self.folder / "faulty" / "mlruns" / "checkpoints").iterdir()]
@@ -204,15 +246,22 @@ class Case:
         return time.monotonic() - attempt.started
 
 
+def wait_for_checkpoint(case, attempt):
+    give_up_at = time.monotonic() + 60
+    while not list((case.folder / "faulty").glob("mlruns/checkpoints/*.pt")):
+        assert time.monotonic() < give_up_at
+        assert not case.starter.wait(attempt, 0.02), attempt.said()
+
+
 def wait_until_gone(session: int, seconds: float = 20) -> None:
     """No worker process lives on after its run was killed."""
     give_up_at = time.monotonic() + seconds
-    while left := [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _session(pid) == session]:
+    while left := [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if session_of(pid) == session]:
         assert time.monotonic() < give_up_at, f"processes {left} live on"
         time.sleep(0.05)
 
 
-def _session(pid: int) -> int | None:
+def session_of(pid: int) -> int | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

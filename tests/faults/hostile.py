@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import persafl_lit.api  # what commands import late is no part of a case's time
-import persafl_lit.progress  # noqa: F401
+import persafl_lit.engine.progress  # noqa: F401
 from persafl_lit import compose
-from persafl_lit.config import GROUPS, choices
+from persafl_lit.config.compose import GROUPS, choices
 from persafl_lit.errors import PersaflError
 
 NORMAL, LONG = 200, 2500
@@ -68,10 +68,54 @@ ODD_TEXTS = [
         "%TAG ! x",
         "---",
     ),
-    *("--- a\n--- b", "...", "\x00", "\x1b[31mred", "\ud800", "\u202e", "\u2028", "💥" * 50, "9" * 5000, "-" + "9" * 400, "1e999999", "x" * 20_000),
-    *("../../x", "/etc/passwd", "/dev/zero", "/dev/stdin", ".", "..", "~root", "<script>alert(1)</script>", "=1+1", "a\r\nb", "???", "cohort"),
-    *("os.system", "${oc.env:PERSAFL_CANARY}", "${PERSAFL_CANARY}", "${", "a${b}c", "${oc.decode:x}", "\\${x}", BOMB, "&a [*a]", "*x", "<<: {a: 1}"),
-    *("!!python/object/apply:os.system ['touch pwned']", "!!python/name:os.system", "!!python/object/apply:pathlib.Path ['x']", "!x y", "!<tag:x> y"),
+    *(
+        "--- a\n--- b",
+        "...",
+        "\x00",
+        "\x1b[31mred",
+        "\ud800",
+        "\u202e",
+        "\u2028",
+        "💥" * 50,
+        "9" * 5000,
+        "-" + "9" * 400,
+        "1e999999",
+        "x" * 20_000,
+    ),
+    *(
+        "../../x",
+        "/etc/passwd",
+        "/dev/zero",
+        "/dev/stdin",
+        ".",
+        "..",
+        "~root",
+        "<script>alert(1)</script>",
+        "=1+1",
+        "a\r\nb",
+        "???",
+        "cohort",
+    ),
+    *(
+        "os.system",
+        "${oc.env:PERSAFL_CANARY}",
+        "${PERSAFL_CANARY}",
+        "${",
+        "a${b}c",
+        "${oc.decode:x}",
+        "\\${x}",
+        BOMB,
+        "&a [*a]",
+        "*x",
+        "<<: {a: 1}",
+    ),
+    *(
+        "!!python/object/apply:os.system ['touch pwned']",
+        "!!python/name:os.system",
+        "!!python/object/apply:pathlib.Path ['x']",
+        "!x y",
+        "!<tag:x> y",
+    ),
     *("!!int ''", "!!float x", "!!bool x", "!!timestamp x", "!!binary x", "!!set {a}", "!!omap x"),
 ]
 TEXTS = st.one_of(
@@ -85,15 +129,22 @@ ODD_NUMBERS = [
 ]
 NUMBERS = st.one_of(st.sampled_from(ODD_NUMBERS), st.floats(), st.integers(-(10**30), 10**30), st.integers(0, 50))
 PLAIN = st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS)
-TREES = st.recursive(PLAIN, lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=3)), max_leaves=6)
+TREES = st.recursive(
+    PLAIN, lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=3)), max_leaves=6
+)
 CHOICES = {key: sorted(choices(folder)) for key, folder in GROUPS.items()}
 KEYS = sorted(
-    {key for group, names in CHOICES.items() for name in names for key in compose({group: name}).flat()} | set(GROUPS) | {"experiment", "eval"}
+    {key for group, names in CHOICES.items() for name in names for key in compose({group: name}).flat()}
+    | set(GROUPS)
+    | {"experiment", "eval"}
 )
 NEAR = st.one_of(
     st.sampled_from(KEYS),
     st.sampled_from(KEYS),
-    st.tuples(st.sampled_from(KEYS), st.sampled_from([".", ".x", ".name", "s", " ", "._target_", ".__class__", "=", "[0]", "\n"])).map("".join),
+    st.tuples(
+        st.sampled_from(KEYS),
+        st.sampled_from([".", ".x", ".name", "s", " ", "._target_", ".__class__", "=", "[0]", "\n"]),
+    ).map("".join),
     st.sampled_from(KEYS).map(lambda key: key[:-1]),
     TEXTS,
 )
@@ -102,7 +153,14 @@ NEAR = st.one_of(
 def each(cases, strategy, law):
     """The law, over `cases` cases, each in at most DEADLINE seconds of this process (a busy machine is no fault of the case)."""
 
-    @settings(max_examples=cases, deadline=None, database=None, derandomize=cases <= NORMAL, print_blob=True, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=cases,
+        deadline=None,
+        database=None,
+        derandomize=cases <= NORMAL,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(strategy)
     def keep(case):
         start = time.process_time()
@@ -125,7 +183,9 @@ def lawful(action):
 
 def check_sentence(text):
     assert 10 < len(text) <= 610
-    assert not re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028]", text), "one line, and nothing that a terminal would obey"
+    assert not re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028]", text), (
+        "one line, and nothing that a terminal would obey"
+    )
     assert "Traceback" not in text
     assert CANARY not in text, "nothing is filled in from the environment"
 

@@ -15,7 +15,15 @@ import time
 import traceback
 from pathlib import Path
 
-HEAVY = ("torch", "lightning", "sklearn.datasets", "mlflow.pytorch", "persafl_lit.api", "persafl_lit.progress", "persafl_lit.tracking.store")
+HEAVY = (
+    "torch",
+    "lightning",
+    "sklearn.datasets",
+    "mlflow.pytorch",
+    "persafl_lit.api",
+    "persafl_lit.engine.progress",
+    "persafl_lit.tracking.store",
+)
 
 
 def live(request: dict) -> int:
@@ -50,27 +58,10 @@ def turn_back(after: float, seconds: float) -> None:
     time.time = lambda: real() - (seconds if time.monotonic() - start > after else 0.0)
 
 
-class Patience:
-    """A callback that stops a run after so many evaluations, which it counts itself."""
-
-    def __init__(self, points: int) -> None:
-        self.left = points
-
-    def on_evaluation(self, experiment, point):
-        self.left -= 1
-        if self.left == 0:
-            experiment.stop(point)
-
-    def state_dict(self):
-        return {"left": self.left}
-
-    def load_state_dict(self, state):
-        self.left = state["left"]
-
-
 def stop_after(points: int) -> None:
     """The command line has no callbacks of the user's: its runs get this one."""
     from persafl_lit import api
+    from tests.support.runs import Patience
 
     real = api.run
     api.run = lambda *about, callbacks=(), **more: real(*about, callbacks=[*callbacks, Patience(points)], **more)

@@ -37,10 +37,18 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.requests += 1
         time.sleep(self.server.delay)
-        status, kind, content = self.server.status, "application/json", b'{"error_code": "INTERNAL_ERROR", "message": "out of order"}'
+        status, kind, content = (
+            self.server.status,
+            "application/json",
+            b'{"error_code": "INTERNAL_ERROR", "message": "out of order"}',
+        )
         if status is None:
             behind = http.client.HTTPConnection("127.0.0.1", self.server.behind, timeout=30)
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection", "accept-encoding")}
+            headers = {
+                name: value
+                for name, value in self.headers.items()
+                if name.lower() not in ("host", "connection", "accept-encoding")
+            }
             behind.request(self.command, self.path, body, headers)
             answer = behind.getresponse()
             status, kind, content = answer.status, answer.getheader("Content-Type", kind), answer.read()

@@ -10,16 +10,32 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from persafl_lit import compose, limits
+from persafl_lit import compose
 from persafl_lit.cli import main
-from persafl_lit.client import build_backbone
-from persafl_lit.config import choices, conf_folders
+from persafl_lit.common import limits
+from persafl_lit.config.compose import choices, conf_folders
 from persafl_lit.data import DATASETS
 from persafl_lit.errors import ConfigError, PersaflError, TimelineError
-from persafl_lit.finetune import FINETUNES
-from persafl_lit.models import MODELS
+from persafl_lit.learning.personalisation import FINETUNES
+from persafl_lit.models.backbone import build_backbone
+from persafl_lit.models.networks import MODELS
 from persafl_lit.timeline import DELAYS, SCHEDULES
-from tests.faults.hostile import CANARY, CHOICES, KEYS, NEAR, NUMBERS, PLAIN, SIZES, TEXTS, TREES, check_sentence, each, files_under, lawful, str_of
+from tests.faults.hostile import (
+    CANARY,
+    CHOICES,
+    KEYS,
+    NEAR,
+    NUMBERS,
+    PLAIN,
+    SIZES,
+    TEXTS,
+    TREES,
+    check_sentence,
+    each,
+    files_under,
+    lawful,
+    str_of,
+)
 
 TABLES = {"data": DATASETS, "model": MODELS, "schedule": SCHEDULES, "delays": DELAYS, "eval.finetune": FINETUNES}
 
@@ -47,19 +63,41 @@ def composed(overrides):
 @SIZES
 def test_any_list_of_overrides_is_a_config_or_a_sentence(cases, tmp_path):
     chosen = st.sampled_from([(key, name) for key, names in CHOICES.items() for name in names])
-    override = st.one_of(st.tuples(NEAR, TEXTS), st.tuples(st.sampled_from(KEYS), NUMBERS.map(str_of)), chosen).map("=".join)
-    each(cases, st.lists(st.one_of(override, TEXTS), min_size=1, max_size=4), lambda case: lawful(lambda: composed(case)))
+    override = st.one_of(st.tuples(NEAR, TEXTS), st.tuples(st.sampled_from(KEYS), NUMBERS.map(str_of)), chosen).map(
+        "=".join
+    )
+    each(
+        cases, st.lists(st.one_of(override, TEXTS), min_size=1, max_size=4), lambda case: lawful(lambda: composed(case))
+    )
     assert not files_under(tmp_path)
 
 
 @SIZES
 def test_any_dict_is_a_config_or_a_sentence(cases, tmp_path):
-    odd = st.sampled_from([object(), b"x", {1, 2}, {1: 2}, (1, 2), 10**5000, np.arange(3), np.float64("nan"), print, type, tmp_path, "loop", 1j])
+    odd = st.sampled_from(
+        [
+            object(),
+            b"x",
+            {1, 2},
+            {1: 2},
+            (1, 2),
+            10**5000,
+            np.arange(3),
+            np.float64("nan"),
+            print,
+            type,
+            tmp_path,
+            "loop",
+            1j,
+        ]
+    )
     each(
         cases,
         st.dictionaries(st.one_of(NEAR, st.integers(), st.none()), st.one_of(TREES, odd), max_size=3),
         lambda case: lawful(
-            lambda: composed({key: looped() if isinstance(value, str) and value == "loop" else value for key, value in case.items()})
+            lambda: composed(
+                {key: looped() if isinstance(value, str) and value == "loop" else value for key, value in case.items()}
+            )
         ),
     )
     assert not files_under(tmp_path)
@@ -80,9 +118,10 @@ def test_any_conf_folder_is_read_as_data(cases, tmp_path):
         (folder / path.relative_to(ours)).parent.mkdir(parents=True, exist_ok=True)
         (folder / path.relative_to(ours)).write_bytes(path.read_bytes())
     before = files_under(tmp_path)
-    lines = st.lists(st.tuples(st.sampled_from([*KEYS, "defaults", "path", "tau", "objective", "beta"]), TEXTS).map(": ".join), max_size=4).map(
-        "\n".join
-    )
+    lines = st.lists(
+        st.tuples(st.sampled_from([*KEYS, "defaults", "path", "tau", "objective", "beta"]), TEXTS).map(": ".join),
+        max_size=4,
+    ).map("\n".join)
     content = st.one_of(lines, TEXTS).map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=40)
 
     def law(case):
@@ -91,11 +130,20 @@ def test_any_conf_folder_is_read_as_data(cases, tmp_path):
         try:
             (folder / name).write_bytes(data)
             group, _, file = name.rpartition("/")
-            lawful(lambda: composed_from([f"{group}={file.removesuffix('.yaml')}"] if group in CHOICES else [], [folder]))
+            lawful(
+                lambda: composed_from([f"{group}={file.removesuffix('.yaml')}"] if group in CHOICES else [], [folder])
+            )
         finally:
             (folder / name).write_bytes(original)
 
-    each(cases, st.tuples(st.sampled_from(["config.yaml", "method/fedasync.yaml", "data/digits.yaml", "schedule/rounds.yaml"]), content), law)
+    each(
+        cases,
+        st.tuples(
+            st.sampled_from(["config.yaml", "method/fedasync.yaml", "data/digits.yaml", "schedule/rounds.yaml"]),
+            content,
+        ),
+        law,
+    )
     assert files_under(tmp_path) == before
 
 
@@ -103,7 +151,9 @@ def composed_from(overrides, folders):
     return compose(overrides, conf=folders).hash()
 
 
-@pytest.mark.parametrize("text", ["${oc.env:PERSAFL_CANARY}", "a${x}", "!!python/name:os.system", "&a b", "[&a [1], *a]", "!x y"])
+@pytest.mark.parametrize(
+    "text", ["${oc.env:PERSAFL_CANARY}", "a${x}", "!!python/name:os.system", "&a b", "[&a [1], *a]", "!x y"]
+)
 def test_interpolations_tags_and_aliases_are_refused_everywhere(text, tmp_path):
     with pytest.raises(ConfigError, match="never filled in|are not read"):
         compose([f"tracking.experiment={text}"])
@@ -157,8 +207,14 @@ def test_a_limit_is_told(override, limit):
 @SIZES
 def test_what_a_config_describes_is_built_or_refused(cases):
     """Every class that a config can name, with values of any size."""
-    keys = st.sampled_from([key for key in KEYS if key.split(".")[0] in ("data", "model", "schedule", "delays", "eval")])
-    value = st.one_of(NUMBERS.filter(lambda number: number != 10**400), PLAIN, st.lists(NUMBERS.filter(lambda number: number != 10**400), max_size=3))
+    keys = st.sampled_from(
+        [key for key in KEYS if key.split(".")[0] in ("data", "model", "schedule", "delays", "eval")]
+    )
+    value = st.one_of(
+        NUMBERS.filter(lambda number: number != 10**400),
+        PLAIN,
+        st.lists(NUMBERS.filter(lambda number: number != 10**400), max_size=3),
+    )
 
     def law(case):
         chosen, settings = case
@@ -167,10 +223,16 @@ def test_what_a_config_describes_is_built_or_refused(cases):
             made = lawful(lambda group=group, table=table: config.build(group))
             if made is not None and hasattr(made, "network"):
                 network = lawful(lambda made=made: made.network((1, 8, 8), 10))
-                assert network is None or sum(weights.numel() for weights in network.parameters()) <= 2 * limits.MOST_WEIGHTS
+                assert (
+                    network is None
+                    or sum(weights.numel() for weights in network.parameters()) <= 2 * limits.MOST_WEIGHTS
+                )
 
     chosen = st.fixed_dictionaries(
-        {}, optional={key: st.sampled_from(CHOICES[key]) for key in ("data", "model", "schedule", "delays", "eval.finetune")}
+        {},
+        optional={
+            key: st.sampled_from(CHOICES[key]) for key in ("data", "model", "schedule", "delays", "eval.finetune")
+        },
     )
     each(cases, st.tuples(chosen, st.dictionaries(keys, value, max_size=2)), law)
 
@@ -196,7 +258,10 @@ def test_every_timeline_ends(cases, few_visits):
         },
     )
     bound = st.fixed_dictionaries(
-        {"schedule.tau": st.sampled_from([0, 1, 3, 10**9]), "schedule.policy": st.sampled_from(["wait", "drop", "measure"])}
+        {
+            "schedule.tau": st.sampled_from([0, 1, 3, 10**9]),
+            "schedule.policy": st.sampled_from(["wait", "drop", "measure"]),
+        }
     )
 
     def law(case):
@@ -217,7 +282,11 @@ def test_every_timeline_ends(cases, few_visits):
 
 
 def test_the_real_limit_is_reached_in_seconds():
-    for overrides in (["horizon=1e17"], ["horizon=1e17", "schedule=drawn"], ["updates=1000", "delays.download=[1e-12,1e-12]", "horizon=1e9"]):
+    for overrides in (
+        ["horizon=1e17"],
+        ["horizon=1e17", "schedule=drawn"],
+        ["updates=1000", "delays.download=[1e-12,1e-12]", "horizon=1e9"],
+    ):
         start = time.monotonic()
         lawful(lambda overrides=overrides: compose(overrides).timeline(30))
         assert time.monotonic() - start < 30
@@ -261,7 +330,8 @@ def test_only_lightning_modules_are_ever_called_and_only_when_code_is_allowed(ta
     for allowed, args in ((False, {}), (True, {"command": "touch pwned"}), (True, {"path": "pwned"}), (True, {})):
         config = compose({"model": {"name": "custom", "path": target or None, "args": args}})
         with pytest.raises(
-            PersaflError, match="allow_code=true|is missing" if not allowed else "no LightningModule class|cannot build|is missing"
+            PersaflError,
+            match="allow_code=true|is missing" if not allowed else "no LightningModule class|cannot build|is missing",
         ) as error:
             build_backbone(config.build("model"), federation, 0, allowed)
         check_sentence(str(error.value))
@@ -279,7 +349,9 @@ def test_without_allow_code_a_module_is_not_even_imported(tmp_path, monkeypatch)
     assert (tmp_path / "pwned").exists(), "the module is one that tells when it is imported"
 
 
-@pytest.mark.parametrize("key", ["model._target_", "method._target_", "data._target_", "schedule.__class__", "_target_"])
+@pytest.mark.parametrize(
+    "key", ["model._target_", "method._target_", "data._target_", "schedule.__class__", "_target_"]
+)
 def test_there_is_no_key_that_names_code(key):
     with pytest.raises(ConfigError, match="unknown key"):
         compose([f"{key}=os.system"])
@@ -307,11 +379,23 @@ def test_choices_are_names_of_files_and_no_paths():
             ["run", "data.partition=dirichelt"],
             "data.partition must be one of classes, dirichlet, iid, natural; got 'dirichelt'. Did you mean 'dirichlet'?",
         ),
-        (["run", "data=quadratic", "data.path=note.txt"], "cannot read 'note.txt' as an npz of numbers: it is not an npz file at all"),
+        (
+            ["run", "data=quadratic", "data.path=note.txt"],
+            "cannot read 'note.txt' as an npz of numbers: it is not an npz file at all",
+        ),
         (["timeline", "data.holdout_clients=true"], "data.holdout_clients must be a whole number; got True"),
-        (["timeline", "data.holdout_clients=30"], "data.holdout_clients must lie between 0 and clients - 1 = 29; got 30"),
-        (["run", "model=mlp", "model.hidden=[1000000000]"], "this network would have 74,000,000,000 weights or more, beyond the 100,000,000"),
-        (["run", "data=quadratic", "data.dimension=1000000000"], "numbers, more than 100,000,000; lower data.dimension or clients"),
+        (
+            ["timeline", "data.holdout_clients=30"],
+            "data.holdout_clients must lie between 0 and clients - 1 = 29; got 30",
+        ),
+        (
+            ["run", "model=mlp", "model.hidden=[1000000000]"],
+            "this network would have 74,000,000,000 weights or more, beyond the 100,000,000",
+        ),
+        (
+            ["run", "data=quadratic", "data.dimension=1000000000"],
+            "numbers, more than 100,000,000; lower data.dimension or clients",
+        ),
         (["run", "eval.every=1e-300"], "makes more than 100000 evaluations"),
     ],
 )

@@ -12,14 +12,26 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from persafl_lit import compose, limits
-from persafl_lit.data import sources
+from persafl_lit import compose
+from persafl_lit.common import limits
+from persafl_lit.data import download as sources
 from persafl_lit.data.quadratic import read_npz
 from persafl_lit.errors import DataError, PersaflError
 from persafl_lit.sweep.plan import read_plan
 from persafl_lit.sweep.trials import first_trials
 from persafl_lit.timeline import from_csv
-from tests.faults.hostile import NUMBERS, SIZES, TEXTS, check_sentence, damaged, each, edited, files_under, lawful, str_of
+from tests.faults.hostile import (
+    NUMBERS,
+    SIZES,
+    TEXTS,
+    check_sentence,
+    damaged,
+    each,
+    edited,
+    files_under,
+    lawful,
+    str_of,
+)
 
 # -- CSV --------------------------------------------------------------------------------------------------------------
 
@@ -72,7 +84,23 @@ seeds: [0, 1]
 select: {metric: accuracy.val, stages: two}
 search: {how: random, trials: 3}
 """
-WORDS = ("name", "grid", "method", "seeds", "select", "search", "eta", "low", "how", "fedasync", "random", "1e9", "~", "&a [*a]", "!!set {a}")
+WORDS = (
+    "name",
+    "grid",
+    "method",
+    "seeds",
+    "select",
+    "search",
+    "eta",
+    "low",
+    "how",
+    "fedasync",
+    "random",
+    "1e9",
+    "~",
+    "&a [*a]",
+    "!!set {a}",
+)
 PIECES = st.one_of(st.text("abc-:{}[]&*!|>'\"%@`,# \n\t0.e1", max_size=8), st.sampled_from(WORDS), TEXTS).map(
     lambda text: text.encode("utf-8", "replace")
 )
@@ -126,7 +154,11 @@ def test_a_pickle_in_an_npz_is_refused_and_not_opened(tmp_path):
     (tmp_path / "pwned").unlink()
     hostile = np.empty((1, 1), dtype=object)
     hostile[0, 0] = Touch()
-    for data in (npz(H=hostile, a=hostile), pickle.dumps(Touch()), npz(H=np.ones((1, 1, 1)), a=np.ones((1, 1)), w0=hostile)):
+    for data in (
+        npz(H=hostile, a=hostile),
+        pickle.dumps(Touch()),
+        npz(H=np.ones((1, 1, 1)), a=np.ones((1, 1)), w0=hostile),
+    ):
         (tmp_path / "x.npz").write_bytes(data)
         with pytest.raises(DataError, match="never unpickled|not an npz"):
             read_npz("x.npz")
@@ -160,9 +192,21 @@ def test_any_npz_is_quadratics_or_a_sentence(cases, tmp_path):
         described = text.encode()
         return header + len(described).to_bytes(2, "little") + described
 
-    shapes = st.sampled_from(["(1000000000, 1000000000)", "(-1,)", "(1e3,)", "()", "(2, 2, 2)", "(0, 0)", "__import__('os').system('touch pwned')"])
+    shapes = st.sampled_from(
+        [
+            "(1000000000, 1000000000)",
+            "(-1,)",
+            "(1e3,)",
+            "()",
+            "(2, 2, 2)",
+            "(0, 0)",
+            "__import__('os').system('touch pwned')",
+        ]
+    )
     kinds = st.sampled_from(["<f8", "|O", "<U9", "<c16", "|V8", "<M8[s]", "|b1", "<i8", "x", "f" * 50])
-    headers = st.tuples(kinds, shapes).map(lambda both: member(f"{{'descr': '{both[0]}', 'fortran_order': False, 'shape': {both[1]}, }}\n"))
+    headers = st.tuples(kinds, shapes).map(
+        lambda both: member(f"{{'descr': '{both[0]}', 'fortran_order': False, 'shape': {both[1]}, }}\n")
+    )
 
     def zipped(members):
         buffer = io.BytesIO()
@@ -171,9 +215,11 @@ def test_any_npz_is_quadratics_or_a_sentence(cases, tmp_path):
                 file.writestr(name, data)
         return buffer.getvalue()
 
-    odd = st.dictionaries(st.sampled_from(["H.npy", "a.npy", "w0.npy", "../x.npy", "H"]), st.one_of(headers, st.binary(max_size=40)), max_size=3).map(
-        zipped
-    )
+    odd = st.dictionaries(
+        st.sampled_from(["H.npy", "a.npy", "w0.npy", "../x.npy", "H"]),
+        st.one_of(headers, st.binary(max_size=40)),
+        max_size=3,
+    ).map(zipped)
     numbers = st.sampled_from([0.0, 1.0, -1.0, np.nan, np.inf, 1e308, -1e308, 5e-324, 1e154])
 
     def cast(case):
@@ -185,7 +231,9 @@ def test_any_npz_is_quadratics_or_a_sentence(cases, tmp_path):
     def law(data):
         path.write_bytes(data)
         with np.errstate(all="ignore"):
-            federation = lawful(lambda: compose(["data=quadratic", f"data.path={path}"]).build("data").federation(None, 0))
+            federation = lawful(
+                lambda: compose(["data=quadratic", f"data.path={path}"]).build("data").federation(None, 0)
+            )
         assert federation is None or (federation.clients == 3 and np.isfinite(federation.smoothness))
 
     each(cases, st.one_of(damaged(valid), odd, arrays, st.binary(max_size=60)), law)
@@ -198,7 +246,11 @@ def test_any_npz_is_quadratics_or_a_sentence(cases, tmp_path):
 @SIZES
 def test_damaged_image_files_are_never_used(cases, tmp_path):
     """IDX and CIFAR-10 files: whatever is in them, only the official bytes are read."""
-    content = st.one_of(st.binary(max_size=100), st.just((2051).to_bytes(4, "big") + b"\xff" * 12), st.binary(min_size=3073, max_size=3073))
+    content = st.one_of(
+        st.binary(max_size=100),
+        st.just((2051).to_bytes(4, "big") + b"\xff" * 12),
+        st.binary(min_size=3073, max_size=3073),
+    )
 
     def law(case):
         name, data = case
@@ -225,7 +277,8 @@ def test_a_damaged_package_of_cifar_leaves_nothing(cases, tmp_path, monkeypatch)
     """Pictures, labels and archives as a registry might send them: nothing reaches data.root."""
     pictures = st.one_of(*(damaged(png(*size)) for size in ((8, 4, "RGB"), (4, 2, "L"))), st.binary(max_size=60))
     labels = st.one_of(
-        st.sampled_from([b"[1, 2]", b"{}", b"[[1]]", b'["x"]', b"null", b"[" * 5000, b"1e999", b"[300]", b"\xff"]), st.binary(max_size=20)
+        st.sampled_from([b"[1, 2]", b"{}", b"[[1]]", b'["x"]', b"null", b"[" * 5000, b"1e999", b"[300]", b"\xff"]),
+        st.binary(max_size=20),
     )
     member = st.tuples(
         st.sampled_from(["package/x", "../../x", "/tmp/x", "a/../../x", "package"]),

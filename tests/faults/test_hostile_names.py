@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from persafl_lit import limits
 from persafl_lit.cli import main
 from persafl_lit.cli.tracking import folder_name
+from persafl_lit.common import limits
+from persafl_lit.common.csv_table import to_csv
 from persafl_lit.report import write_report
+from persafl_lit.report.chart import file_stem
 from persafl_lit.report.content import content_of
 from persafl_lit.report.page import SCRIPT, html_page, markdown_page
 from persafl_lit.report.record import Record
-from persafl_lit.report.series import file_stem
-from persafl_lit.report.tables import to_csv
 from tests.faults.hostile import CHOICES, KEYS, NUMBERS, PLAIN, SIZES, TEXTS, check_sentence, each, files_under, str_of
 
 SING = "document.title='pwned';document.body.id='pwned'"
@@ -56,11 +56,25 @@ NAMES = st.one_of(st.sampled_from(INJECTIONS), TEXTS, st.tuples(st.sampled_from(
 
 
 def record(name, seed=0, status="FINISHED", **more):
-    config = {"method.name": name, "seed": seed, "method.note": more.get("note", name), "data.name": more.get("data", name), "schedule.name": name}
+    config = {
+        "method.name": name,
+        "seed": seed,
+        "method.note": more.get("note", name),
+        "data.name": more.get("data", name),
+        "schedule.name": name,
+    }
     config |= more.get("config", {})
     curves = {"sim_time": [0.0, 1.0], "updates": [0, 10], "accuracy.val": [0.1, 0.8], "accuracy.test": [0.1, 0.7]}
     summary = {"beside": {name: {"test": 0.5}}, "holdout": {"clients": 0}}
-    return Record(f"run {name}", status, config, f"Boom: {name}", summary, curves, [{"client": 0, "arrivals": 3, "test_accuracy": 0.5}])
+    return Record(
+        f"run {name}",
+        status,
+        config,
+        f"Boom: {name}",
+        summary,
+        curves,
+        [{"client": 0, "arrivals": 3, "test_accuracy": 0.5}],
+    )
 
 
 class Page(HTMLParser):
@@ -192,13 +206,18 @@ def test_a_browser_runs_nothing_that_a_name_holds(tmp_path):
     if chromium is None:
         pytest.skip("there is no chromium")
     runs = [
-        record(name, seed, note=note, data=INJECTIONS[1]) for name in INJECTIONS[:5] for seed in (0, 1) for note in (INJECTIONS[1], INJECTIONS[3])
+        record(name, seed, note=note, data=INJECTIONS[1])
+        for name in INJECTIONS[:5]
+        for seed in (0, 1)
+        for note in (INJECTIONS[1], INJECTIONS[3])
     ]
     write_report(runs, INJECTIONS[0], tmp_path / "out")
     report = tmp_path / "out" / "report.html"
     live = tmp_path / "live.html"
     live.write_text(f"<html><body>{INJECTIONS[1]}</body></html>")
-    unguarded = tmp_path / "unguarded.html"  # the escaping alone must do, also where a browser does not know the page's policy
+    unguarded = (
+        tmp_path / "unguarded.html"
+    )  # the escaping alone must do, also where a browser does not know the page's policy
     unguarded.write_text(re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", report.read_text()))
 
     def dom(path):
@@ -231,7 +250,22 @@ def test_any_name_gives_a_file_name_within_its_folder(cases, tmp_path):
             assert "\0" not in made
 
     paths = st.sampled_from(
-        ["../../x", "..", ".", "/", "/etc/passwd", "a/../../b", "....//x", ".hidden", "..\\x", "\0", "~", "x" * 300, "C:\\x", "%2e%2e%2f"]
+        [
+            "../../x",
+            "..",
+            ".",
+            "/",
+            "/etc/passwd",
+            "a/../../b",
+            "....//x",
+            ".hidden",
+            "..\\x",
+            "\0",
+            "~",
+            "x" * 300,
+            "C:\\x",
+            "%2e%2e%2f",
+        ]
     )
     each(cases, st.one_of(paths, NAMES, st.text(alphabet="./\\~", max_size=8)), law)
 
@@ -242,7 +276,9 @@ def test_a_report_of_an_experiment_named_like_a_path_stays_in_reports(target, tm
     inside = tmp_path / "a" / "b"
     inside.mkdir(parents=True)
     monkeypatch.chdir(inside)
-    store = type("Store", (), {"records": lambda self, name: [record("x")], "keep_report": lambda self, name, folder: None})()
+    store = type(
+        "Store", (), {"records": lambda self, name: [record("x")], "keep_report": lambda self, name, folder: None}
+    )()
     monkeypatch.setattr("persafl_lit.tracking.store.open_store", lambda uri: store)
     assert main(["report", target, "--uri", "sqlite:///x.db"]) == 0
     made = files_under(tmp_path)
@@ -258,7 +294,9 @@ def test_a_picture_has_a_format_that_can_be_drawn(name, capsys, tmp_path):
     assert not files_under(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "magic"), [("x.png", b"\x89PNG"), ("x.svg", b"<?xml"), ("x.PDF", b"%PDF"), ("plain", b"\x89PNG")])
+@pytest.mark.parametrize(
+    ("name", "magic"), [("x.png", b"\x89PNG"), ("x.svg", b"<?xml"), ("x.PDF", b"%PDF"), ("plain", b"\x89PNG")]
+)
 def test_a_picture_is_what_its_name_says(name, magic, tmp_path):
     assert main(["timeline", "clients=3", "horizon=10", "--png", name]) == 0
     assert (tmp_path / name).read_bytes().startswith(magic)
@@ -285,15 +323,38 @@ def test_commands_end_with_a_result_or_a_sentence_and_write_where_they_were_told
     (inside / "out").mkdir()
     monkeypatch.chdir(inside)
     paths = st.sampled_from(
-        ["out/x", "out", "", ".", "missing/x", "out/../out/y", "x" * 300, "out/\n", "out/é", "/dev/null", "out/x.pdf", "out/x.png.", "/proc/x"]
+        [
+            "out/x",
+            "out",
+            "",
+            ".",
+            "missing/x",
+            "out/../out/y",
+            "x" * 300,
+            "out/\n",
+            "out/é",
+            "/dev/null",
+            "out/x.pdf",
+            "out/x.png.",
+            "/proc/x",
+        ]
     )
-    safe = [key for key in KEYS if key.split(".")[0] not in ("workers", "executor", "checkpoint", "tracking", "accelerator", "devices", "experiment")]
-    quick = NUMBERS.filter(lambda number: not 50 < abs(number) < 10**6)  # a thousand steps are no hang: they were asked for
+    safe = [
+        key
+        for key in KEYS
+        if key.split(".")[0]
+        not in ("workers", "executor", "checkpoint", "tracking", "accelerator", "devices", "experiment")
+    ]
+    quick = NUMBERS.filter(
+        lambda number: not 50 < abs(number) < 10**6
+    )  # a thousand steps are no hang: they were asked for
     override = st.tuples(st.sampled_from(safe), st.one_of(quick.map(str_of), TEXTS)).map("=".join)
     choice = st.tuples(st.sampled_from(["method", "schedule", "delays", "eval.finetune"]), st.integers(0, 20)).map(
         lambda both: f"{both[0]}={CHOICES[both[0]][both[1] % len(CHOICES[both[0]])]}"
     )
-    flags = st.one_of(st.just([]), paths.map(lambda path: ["--csv", path]), paths.map(lambda path: ["--save-model", path]))
+    flags = st.one_of(
+        st.just([]), paths.map(lambda path: ["--csv", path]), paths.map(lambda path: ["--save-model", path])
+    )
     before = files_under(tmp_path)
 
     def law(case):
@@ -317,10 +378,15 @@ def test_commands_end_with_a_result_or_a_sentence_and_write_where_they_were_told
 
 @pytest.mark.parametrize("folder", ["x" * 300, "afile", "afile/x"])
 @pytest.mark.parametrize(
-    "command", [["run", "data=mnist", "data.root={}"], ["data", "mnist", "data.root={}"], ["run", "updates=1", "checkpoint.dir={}"]]
+    "command",
+    [
+        ["run", "data=mnist", "data.root={}"],
+        ["data", "mnist", "data.root={}"],
+        ["run", "updates=1", "checkpoint.dir={}"],
+    ],
 )
 def test_a_folder_that_cannot_be_is_a_sentence(folder, command, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("persafl_lit.data.sources._sources", lambda *rest: [])
+    monkeypatch.setattr("persafl_lit.data.download._sources", lambda *rest: [])
     (tmp_path / "afile").write_text("")
     tracking = [] if command[0] == "data" else ["tracking.enabled=false", "executor=serial", "clients=3"]
     assert main([text.format(folder) for text in command] + tracking) == 2

@@ -9,14 +9,16 @@ import time
 
 import pytest
 
-from persafl_lit.lock import Lock
-from tests.faults.harness import Case, Fresh, _session, survived
-from tests.faults.test_kills import overrides
-from tests.faults.test_stops import wait_for_checkpoint
+from persafl_lit.common.lock import Lock
+from tests.faults.harness import Case, Fresh, overrides, session_of, survived, wait_for_checkpoint
 
 
 def workers_of(attempt):
-    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid != attempt.pid and _session(pid) == attempt.pid]
+    return [
+        pid
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+        if pid != attempt.pid and session_of(pid) == attempt.pid
+    ]
 
 
 @pytest.mark.slow
@@ -66,13 +68,19 @@ def test_a_damaged_checkpoint_after_a_kill_changes_nothing(nursery, empty_store,
 
 
 def test_a_clock_that_jumps_back_a_day_changes_nothing(nursery, empty_store, tmp_path):
-    case = Case(overrides("fedasync", "processes", "checkpoint.every=0", "checkpoint.seconds=0.2"), tmp_path, empty_store, nursery)
+    case = Case(
+        overrides("fedasync", "processes", "checkpoint.every=0", "checkpoint.seconds=0.2"),
+        tmp_path,
+        empty_store,
+        nursery,
+    )
     attempt = case.start(resume=False, clock=(0.3, 86_400.0))
     wait_for_checkpoint(case, attempt)
     case.check(attempt)
     survived["clock that jumps back a day"] += 1
 
 
+@pytest.mark.slow
 def test_of_two_processes_that_resume_the_same_run_the_second_is_refused(nursery, empty_store, tmp_path):
     case = Case(overrides("fedasync", "serial", "updates=600"), tmp_path, empty_store, nursery)
     killed = case.start(resume=False)
@@ -89,7 +97,10 @@ def test_of_two_processes_that_resume_the_same_run_the_second_is_refused(nursery
         assert not fresh.wait(first, 0.02), first.said()
     second = case.start()
     case.finish(second, code=2)
-    assert second.said() == f"persafl: process {first.pid} is doing this run now; wait for it, or stop it and then resume\n"
+    assert (
+        second.said()
+        == f"persafl: process {first.pid} is doing this run now; wait for it, or stop it and then resume\n"
+    )
     assert fresh.wait(first, 120)
     case.check(first)
     survived["two processes that resume one run"] += 1

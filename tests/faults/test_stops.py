@@ -8,19 +8,11 @@ import time
 
 import pytest
 
-from tests.faults.harness import Case, survived
+from tests.faults.harness import Case, overrides, survived, wait_for_checkpoint
 from tests.faults.servers import Misbehaving
-from tests.faults.test_kills import overrides
 
 WITHIN = 5.0
 """Seconds."""
-
-
-def wait_for_checkpoint(case, attempt):
-    give_up_at = time.monotonic() + 60
-    while not list((case.folder / "faulty").glob("mlruns/checkpoints/*.pt")):
-        assert time.monotonic() < give_up_at
-        assert not case.starter.wait(attempt, 0.02), attempt.said()
 
 
 def stop(case, attempt, number):

@@ -15,11 +15,10 @@ import pytest
 
 from persafl_lit import run
 from persafl_lit.errors import ConfigError
-from tests.faults.harness import Case, survived
+from tests.faults.harness import Case, overrides, survived, wait_for_checkpoint
 from tests.faults.servers import Misbehaving
-from tests.faults.test_kills import overrides
-from tests.faults.test_stops import wait_for_checkpoint
-from tests.test_tracking import FAST, At, Server, check_whole, wait_for_run
+from tests.support.runs import At
+from tests.support.tracking import FAST, Server, check_whole, wait_for_run
 
 # -- disks ------------------------------------------------------------------------------------------------------------
 
@@ -30,7 +29,9 @@ def small_disk(folder, megabytes):
     if os.geteuid() != 0 or not shutil.which("mount"):
         pytest.skip("mounting a small file system needs root")
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], capture_output=True, text=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], capture_output=True, text=True
+    )
     if mounted.returncode:
         pytest.skip(f"cannot mount here: {mounted.stderr.strip()}")
     try:
@@ -68,7 +69,10 @@ def test_a_read_only_folder_is_one_sentence_before_any_work(nursery, empty_store
     store, usual = tmp_path / "faulty" / "mlruns", list(case.overrides)
     with small_disk(store, 30):
         subprocess.run(["mount", "-o", "remount,ro", str(store)], check=True)
-        for more, sentence in (([], "checkpoints cannot be written below"), (["checkpoint.every=0"], "cannot track to tracking.uri=sqlite:///")):
+        for more, sentence in (
+            ([], "checkpoints cannot be written below"),
+            (["checkpoint.every=0"], "cannot track to tracking.uri=sqlite:///"),
+        ):
             case.overrides[:] = [*usual, *more]
             attempt = case.start(resume=False)
             case.finish(attempt, seconds=60, code=2)
@@ -98,7 +102,9 @@ def test_a_database_locked_by_another_process_is_waited_for(when, seconds, nurse
     database = tmp_path / "faulty" / "mlruns" / "mlflow.db"
 
     def lock():
-        process = subprocess.Popen([sys.executable, "-c", LOCK, str(database), str(seconds)], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", LOCK, str(database), str(seconds)], stdout=subprocess.PIPE, text=True
+        )
         assert process.stdout.readline() == "locked\n"
         return process
 

@@ -11,36 +11,24 @@ import torch
 from torch import nn
 
 from persafl_lit import compose, run
-from persafl_lit.client import ClientDataModule, ClientModule, build_backbone
 from persafl_lit.data import Digits
+from persafl_lit.engine.executors import Worker
+from persafl_lit.engine.messages import Evaluate, Train
 from persafl_lit.errors import ConfigError, ModelError
-from persafl_lit.executors import Work, Worker
-from persafl_lit.finetune import Finetune
-from persafl_lit.messages import Evaluate, Train
-from persafl_lit.models import Cnn2, Mlp
-from persafl_lit.objectives import OBJECTIVES, Maml, Moreau, Plain
+from persafl_lit.learning.client_data import ClientDataModule
+from persafl_lit.learning.client_module import ClientModule
+from persafl_lit.learning.objectives import OBJECTIVES, Maml, Moreau, Plain
+from persafl_lit.models.backbone import build_backbone
+from persafl_lit.models.networks import Cnn2, Mlp
+from tests.support.clients import fit, parts
 
 QUIET = ["tracking.enabled=false", "checkpoint.every=0"]
 SMALL = [*QUIET, "clients=6", "updates=12", "local_steps=3", "batch_size=8"]
 
 
-def parts(objective, seed=0, local_steps=4):
-    federation = Digits().federation(6, seed)
-    backbone = build_backbone(Mlp(hidden=(8,), dropout=0.3), federation, seed)
-    return federation, backbone, Work(backbone, federation, objective, {"none": Finetune()}, local_steps, 0.05, 8, seed)
-
-
-def fit(module, data, steps):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = L.Trainer(
-            max_steps=steps, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False
-        )
-        trainer.fit(module, datamodule=data)
-    return trainer
-
-
-@pytest.mark.parametrize("objective", [Plain(), Maml(alpha=0.05), Maml(alpha=0.05, hvp="exact"), Moreau(lam=20.0, inner_steps=3)])
+@pytest.mark.parametrize(
+    "objective", [Plain(), Maml(alpha=0.05), Maml(alpha=0.05, hvp="exact"), Moreau(lam=20.0, inner_steps=3)]
+)
 def test_trainer_fit_on_one_client_gives_the_bits_of_the_fabric_loop(objective):
     """The same ClientModule, once under Trainer.fit with the client's LightningDataModule, once as a job under Fabric."""
     _, _, work = parts(objective)
@@ -56,7 +44,9 @@ def test_trainer_fit_on_one_client_gives_the_bits_of_the_fabric_loop(objective):
     torch.set_num_threads(threads)
     assert trainer.global_step == 4
     assert torch.equal(alone.w, worker.module.w)
-    assert torch.equal(torch.cat([p.flatten() for p in backbone.parameters()]), alone.w), "the backbone holds the trained weights"
+    assert torch.equal(torch.cat([p.flatten() for p in backbone.parameters()]), alone.w), (
+        "the backbone holds the trained weights"
+    )
 
 
 def test_local_training_is_trainer_fit_for_as_many_visits():
@@ -67,10 +57,16 @@ def test_local_training_is_trainer_fit_for_as_many_visits():
     assert visits > 1
     federation = Digits().federation(6, 0)
     backbone = build_backbone(Mlp(), federation, 0)
-    fit(ClientModule(backbone, Plain(), eta=0.05), ClientDataModule(federation, client, Plain(), 3, 8, 0, visits), steps=3 * visits)
+    fit(
+        ClientModule(backbone, Plain(), eta=0.05),
+        ClientDataModule(federation, client, Plain(), 3, 8, 0, visits),
+        steps=3 * visits,
+    )
     (data, _), *_ = federation.whole(client, "test", 1000)
     backbone.eval()
-    assert float(backbone.training_step(data, 0).detach()) == pytest.approx(result.clients()[client]["test_loss"], rel=1e-4)
+    assert float(backbone.training_step(data, 0).detach()) == pytest.approx(
+        result.clients()[client]["test_loss"], rel=1e-4
+    )
 
 
 def test_an_update_is_the_difference_between_what_was_read_and_what_was_reached():
@@ -93,7 +89,9 @@ def test_a_job_depends_on_nothing_but_its_inputs(name):
     worker.evaluate(Evaluate(2, ("none",), {"w": worker.start}))
     fresh = Worker(parts(OBJECTIVES[name]())[2])
     for again in (worker.train(job), fresh.train(job)):
-        assert {name: value.tolist() for name, value in first.sent.items()} == {name: value.tolist() for name, value in again.sent.items()}
+        assert {name: value.tolist() for name, value in first.sent.items()} == {
+            name: value.tolist() for name, value in again.sent.items()
+        }
         assert (first.loss, first.evaluations, first.residual) == (again.loss, again.evaluations, again.residual)
 
 
@@ -118,7 +116,10 @@ def test_another_dropout_does_not_change_the_batches_a_client_sees():
     logs = []
     for dropout, delays in ((0.0, "exponential"), (0.5, "exponential"), (0.0, "constant")):
         seen: list = []
-        result = run([*SMALL, "method=local", "eval.finetune=none", f"delays={delays}", "updates=40", "executor=serial"], model=Watching(dropout))
+        result = run(
+            [*SMALL, "method=local", "eval.finetune=none", f"delays={delays}", "updates=40", "executor=serial"],
+            model=Watching(dropout),
+        )
         steps = iter(seen)
         logs.append({(job.client, job.visit): [next(steps) for _ in range(3)] for job in result.timeline})
     assert logs[0] == logs[1]
@@ -169,10 +170,14 @@ def test_a_users_module_is_trained_through_the_python_api(own):
     before = {name: value.clone() for name, value in mine.state_dict().items()}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = run({"clients": 6, "updates": 60, "eta": 0.05, "method": "persafl_me", "tracking.enabled": False}, model=mine)
+        result = run(
+            {"clients": 6, "updates": 60, "eta": 0.05, "method": "persafl_me", "tracking.enabled": False}, model=mine
+        )
     assert type(result.model) is Net
     assert result.accuracy["test"] > 0.5
-    assert all(torch.equal(value, before[name]) for name, value in mine.state_dict().items()), "the user's object is left alone"
+    assert all(torch.equal(value, before[name]) for name, value in mine.state_dict().items()), (
+        "the user's object is left alone"
+    )
 
 
 def test_a_class_path_needs_the_users_word(own):
@@ -240,7 +245,9 @@ def test_kaiming_weights_keep_the_size_of_the_signal_through_relu_layers():
     torch.manual_seed(0)
     inputs = torch.randn(64, 3, 32, 32)
     mlp = Mlp(hidden=(512, 512, 512), init="kaiming").network((3, 32, 32), 10)
-    sizes = [mlp[: 2 + 3 * layer + 1](inputs).square().mean().item() for layer in range(3)]  # before each ReLU: E z^2 = 2 E x^2 / 2
+    sizes = [
+        mlp[: 2 + 3 * layer + 1](inputs).square().mean().item() for layer in range(3)
+    ]  # before each ReLU: E z^2 = 2 E x^2 / 2
     assert sizes[1:] == pytest.approx(sizes[:1] * 2, rel=0.2)
     network = Cnn2(init="kaiming").network((3, 32, 32), 10)
     for layer in (layer for layer in network if isinstance(layer, (torch.nn.Conv2d, torch.nn.Linear))):
@@ -253,7 +260,18 @@ def test_kaiming_weights_keep_the_size_of_the_signal_through_relu_layers():
 @pytest.mark.parametrize("model", ["cnn2", "cnn3", "mlp", "logistic"])
 def test_every_network_learns(model):
     small = {"cnn2": ["model.channels=[4,8]"], "cnn3": ["model.channels=[8,16,16]", "eta=0.1", "model.dropout=0"]}
-    result = run([*QUIET, "eta=0.05", f"model={model}", *small.get(model, []), "clients=5", "updates=80", "method=local", "eval.finetune=none"])
+    result = run(
+        [
+            *QUIET,
+            "eta=0.05",
+            f"model={model}",
+            *small.get(model, []),
+            "clients=5",
+            "updates=80",
+            "method=local",
+            "eval.finetune=none",
+        ]
+    )
     assert result.points[-1].accuracy()["test"] > result.points[0].accuracy()["test"] + 0.3
 
 
@@ -272,7 +290,9 @@ def test_in_mixed_precision_every_step_starts_where_the_last_one_ended(method):
     overrides = [*SMALL, f"method={method}", "model=mlp", "clients=2", "updates=1", "local_steps=10", "eta=0.3"]
     start = build_backbone(Mlp(), Digits().federation(2, 0), seed=0).state_dict()
     exact, mixed = (run([*overrides, *more]).state_dict() for more in ([], ["precision=bf16-mixed"]))
-    moved, gap = (sum(float((exact[name] - other[name]).square().sum()) for name in exact) ** 0.5 for other in (start, mixed))
+    moved, gap = (
+        sum(float((exact[name] - other[name]).square().sum()) for name in exact) ** 0.5 for other in (start, mixed)
+    )
     assert 0 < gap < 0.1 * moved
 
 
@@ -320,10 +340,16 @@ def test_a_run_that_never_fills_its_buffer_says_so():
 
 def test_a_model_that_never_changed_is_told_from_one_that_is_not_shared():
     waiting = run([*SMALL, "method=fedbuff", "method.buffer=50", "updates=10"])
-    assert (waiting.summary()["versions"], waiting.summary()["model_changed"], waiting.model_changed) == (0, False, False)
+    assert (waiting.summary()["versions"], waiting.summary()["model_changed"], waiting.model_changed) == (
+        0,
+        False,
+        False,
+    )
     assert "sweeps and reports leave it out" in waiting.notes[0]
     alone = run([*SMALL, "method=local", "method.buffer=50", "updates=10"])
-    assert (alone.summary()["versions"], alone.model_changed, alone.notes) == (0, True, ()), "clients' own models do change"
+    assert (alone.summary()["versions"], alone.model_changed, alone.notes) == (0, True, ()), (
+        "clients' own models do change"
+    )
     assert run([*SMALL, "method=fedbuff", "method.buffer=10", "updates=10"]).model_changed
 
 

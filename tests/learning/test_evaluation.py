@@ -11,9 +11,9 @@ from torch import nn
 from persafl_lit import compose, run
 from persafl_lit.data import Digits
 from persafl_lit.errors import ConfigError, DivergenceError
-from persafl_lit.evaluate import Measured, Point, Scores, accuracy_of, loss_of
-from tests import reference
-from tests.quadratics import random_quadratics, save
+from persafl_lit.learning.scores import Measured, Point, Scores, accuracy_of, loss_of
+from tests.support import reference
+from tests.support.quadratics import random_quadratics, save
 
 QUIET = ["tracking.enabled=false", "checkpoint.every=0"]
 ETA = 0.02
@@ -42,7 +42,15 @@ def test_the_personal_model_is_the_one_computed_by_hand(rule, tmp_path):
     H, a = random_quadratics(5, 4, seed=3)
     overrides, personalise = RULES[rule]
     result = run(
-        [*QUIET, "data=quadratic", f"data.path={save(tmp_path / 'q.npz', H, a)}", "updates=9", f"eta={ETA}", f"eval.finetune={rule}", *overrides]
+        [
+            *QUIET,
+            "data=quadratic",
+            f"data.path={save(tmp_path / 'q.npz', H, a)}",
+            "updates=9",
+            f"eta={ETA}",
+            f"eval.finetune={rule}",
+            *overrides,
+        ]
     )
     w = result.state_dict()["w"].numpy()
     for i, row in enumerate(result.clients()):
@@ -99,7 +107,10 @@ def test_validation_and_test_scores_belong_to_their_splits():
 
 
 def test_aggregates_by_hand():
-    scores = [Scores(k, 1 + (k == 19), Measured(0.5, 0.01 * k, 0.5, 3.0 * k), Measured(0.1 * k, 0.05 * k, 1.0 * k, 2.0 * k)) for k in range(20)]
+    scores = [
+        Scores(k, 1 + (k == 19), Measured(0.5, 0.01 * k, 0.5, 3.0 * k), Measured(0.1 * k, 0.05 * k, 1.0 * k, 2.0 * k))
+        for k in range(20)
+    ]
     accuracy, loss = accuracy_of(scores), loss_of(scores)
     assert accuracy["val"] == pytest.approx(0.95)
     assert accuracy["test"] == pytest.approx(0.475)
@@ -109,8 +120,17 @@ def test_aggregates_by_hand():
     assert accuracy["median"] == pytest.approx(0.475)
     assert accuracy["weighted"] == pytest.approx((0.05 * sum(range(20)) + 0.95) / 21)
     assert accuracy["gap"] == pytest.approx((0.90 + 0.95) / 2 - (0.0 + 0.05) / 2)
-    middle = {"val": 9.5, "test": 19.0, "global": 28.5, "median": 19.0, "std": 2 * np.std(np.arange(20)), "weighted": (2 * 190 + 38) / 21}
-    assert loss == pytest.approx(middle | {"worst_decile": (36 + 38) / 2, "gap": (36 + 38) / 2 - (0 + 2) / 2}), "a high loss is a bad one"
+    middle = {
+        "val": 9.5,
+        "test": 19.0,
+        "global": 28.5,
+        "median": 19.0,
+        "std": 2 * np.std(np.arange(20)),
+        "weighted": (2 * 190 + 38) / 21,
+    }
+    assert loss == pytest.approx(middle | {"worst_decile": (36 + 38) / 2, "gap": (36 + 38) / 2 - (0 + 2) / 2}), (
+        "a high loss is a bad one"
+    )
 
 
 def test_further_rules_and_held_out_clients_are_measured_by_the_same_aggregates():
@@ -118,8 +138,19 @@ def test_further_rules_and_held_out_clients_are_measured_by_the_same_aggregates(
     shared, own, beside = (Measured(0.1 * k, 0.2 * k, 1.0 * k, 2.0 * k) for k in (1, 2, 3))
     trained, held_out = Scores(0, 5, shared, own, {"prox": beside}), Scores(1, 5, own, shared, {"prox": own})
     metrics = Point(1.0, 3, (trained,), {"grad_evals": 7}, (held_out,)).metrics()
-    expected = {"accuracy.test": 0.4, "loss.test": 4.0, "prox.accuracy.test": 0.6, "prox.loss.val": 3.0, "accuracy.global": 0.2}
-    expected |= {"holdout.accuracy.test": 0.2, "holdout.loss.global": 4.0, "holdout.prox.accuracy.val": 0.2, "holdout.prox.loss.test": 4.0}
+    expected = {
+        "accuracy.test": 0.4,
+        "loss.test": 4.0,
+        "prox.accuracy.test": 0.6,
+        "prox.loss.val": 3.0,
+        "accuracy.global": 0.2,
+    }
+    expected |= {
+        "holdout.accuracy.test": 0.2,
+        "holdout.loss.global": 4.0,
+        "holdout.prox.accuracy.val": 0.2,
+        "holdout.prox.loss.test": 4.0,
+    }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     assert len(metrics) == 2 * 2 * 2 * 8 + 1
 
@@ -127,7 +158,11 @@ def test_further_rules_and_held_out_clients_are_measured_by_the_same_aggregates(
 def test_further_budgets_of_the_same_rule_equal_runs_that_are_evaluated_by_them():
     quick = [*QUIET, "method=fedasync", "model=logistic", "clients=5", "updates=20"]
     summary = run([*quick, "eval.beside=[none, sgd-1, sgd-30]"]).summary()
-    for name, settings in {"sgd-1": ["eval.finetune.steps=1"], "sgd-30": ["eval.finetune.steps=30"], "none": ["eval.finetune=none"]}.items():
+    for name, settings in {
+        "sgd-1": ["eval.finetune.steps=1"],
+        "sgd-30": ["eval.finetune.steps=30"],
+        "none": ["eval.finetune=none"],
+    }.items():
         assert summary["beside"][name] == run([*quick, *settings]).summary()["accuracy"]
     with pytest.raises(ConfigError, match=r"unknown eval.beside 'sgd-'; there are none, sgd"):
         run([*quick, "eval.beside=[sgd-]"])
@@ -139,7 +174,18 @@ def test_an_evaluation_that_diverges_is_said_not_reported_as_an_accuracy():
     with pytest.raises(DivergenceError, match="the evaluation after update 0 diverges: client 0"):
         run([*QUIET, "data=quadratic", "updates=5", "eval.finetune.lr=1e17", "eval.finetune.steps=20"])
     with pytest.raises(DivergenceError, match="diverges"):
-        run([*QUIET, "method=fedasync", "model=logistic", "clients=5", "updates=20", "method.beta=1e18", "eta=1e18", "eval.finetune=none"])
+        run(
+            [
+                *QUIET,
+                "method=fedasync",
+                "model=logistic",
+                "clients=5",
+                "updates=20",
+                "method.beta=1e18",
+                "eta=1e18",
+                "eval.finetune=none",
+            ]
+        )
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from persafl_lit import backprop, compose, run
-from persafl_lit.backprop import plain_layers
-from persafl_lit.client import Classifier, ClientModule
+from persafl_lit import compose, run
 from persafl_lit.data.federation import Batch
-from persafl_lit.dropout import Dropout
 from persafl_lit.errors import ConfigError
-from persafl_lit.models import Cnn2, Cnn3, Logistic, Mlp
-from persafl_lit.objectives import Maml, Plain
+from persafl_lit.learning.client_module import ClientModule
+from persafl_lit.learning.kernels import backprop
+from persafl_lit.learning.kernels.backprop import plain_layers
+from persafl_lit.learning.objectives import Maml, Plain
+from persafl_lit.models.classifier import Classifier
+from persafl_lit.models.dropout import Dropout
+from persafl_lit.models.networks import Cnn2, Cnn3, Logistic, Mlp
 
 SWITCH = ("auto", "autograd")
 SHAPE = (2, 12, 12)
@@ -91,7 +93,9 @@ def test_the_gradient_is_what_autograd_finds(name, training):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_gradient_has_autograds_bits_where_weights_are_aligned(dtype):
     """A matrix product rounds otherwise when its result does not begin at a multiple of 16 bytes: here all do."""
-    (ours, our_loss), (expected, loss) = gradients_both_ways(Cnn2(channels=(8, 16), hidden=(32,)).network(SHAPE, 8), dtype)
+    (ours, our_loss), (expected, loss) = gradients_both_ways(
+        Cnn2(channels=(8, 16), hidden=(32,)).network(SHAPE, 8), dtype
+    )
     assert torch.equal(ours, expected)
     assert torch.equal(our_loss, loss)
 
@@ -116,7 +120,10 @@ def test_the_gradient_agrees_with_a_network_written_in_numpy():
 
 
 def test_whole_runs_have_the_same_bits_with_and_without_autograd():
-    ours, expected = (run([*SMALL, "method=persafl_me", "model=cnn2", f"derivatives={derivatives}"]).state_dict() for derivatives in SWITCH)
+    ours, expected = (
+        run([*SMALL, "method=persafl_me", "model=cnn2", f"derivatives={derivatives}"]).state_dict()
+        for derivatives in SWITCH
+    )
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
 
 
@@ -137,6 +144,7 @@ def test_it_is_what_double_backward_finds(name, training):
     assert float(expected.norm()) > 0.01
 
 
+@pytest.mark.slow
 def test_it_is_the_hessian_times_u():
     """The whole matrix by autograd, column by column: nothing of ours in it."""
     network = NETWORKS["mlp"].eval()
@@ -148,7 +156,9 @@ def test_it_is_the_hessian_times_u():
         parameters = dict(zip(names, f._views(w), strict=True))
         return nn.functional.cross_entropy(torch.func.functional_call(network, parameters, (inputs,)), labels)
 
-    torch.testing.assert_close(ours, torch.autograd.functional.hessian(loss, f.point.clone()) @ u, rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(
+        ours, torch.autograd.functional.hessian(loss, f.point.clone()) @ u, rtol=1e-10, atol=1e-13
+    )
 
 
 def test_the_mask_is_that_of_the_batch():
@@ -258,7 +268,9 @@ def replaced_method():
     return network
 
 
-@pytest.mark.parametrize("twisted", [tied, tied_without_bias, further_parameter, hooked_sequence, hooked_slope, replaced_method])
+@pytest.mark.parametrize(
+    "twisted", [tied, tied_without_bias, further_parameter, hooked_sequence, hooked_slope, replaced_method]
+)
 def test_networks_with_a_twist_are_left_to_autograd(twisted):
     assert plain_layers(nn.Sequential(nn.Flatten(), nn.Linear(4, 4)))
     assert plain_layers(twisted()) == ()
@@ -352,8 +364,12 @@ def test_a_users_sequence_is_left_as_it_was_and_comes_back_trained():
     network = a_sequence()
     trained = run(SMALL, model=network).model.network
     assert type(trained) is nn.Sequential
-    assert all(torch.equal(mine, fresh) for mine, fresh in zip(network.parameters(), a_sequence().parameters(), strict=True))
-    assert not any(torch.equal(mine, other) for mine, other in zip(network.parameters(), trained.parameters(), strict=True))
+    assert all(
+        torch.equal(mine, fresh) for mine, fresh in zip(network.parameters(), a_sequence().parameters(), strict=True)
+    )
+    assert not any(
+        torch.equal(mine, other) for mine, other in zip(network.parameters(), trained.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.3), nn.Tanh(), nn.GroupNorm(1, 3)])
@@ -375,5 +391,7 @@ def test_subclasses_of_a_sequence_are_no_backbones():
         def forward(self, inputs):
             return inputs + super().forward(inputs)
 
-    with pytest.raises(ConfigError, match="the model must be a LightningModule whose training_step returns a loss; got Residual"):
+    with pytest.raises(
+        ConfigError, match="the model must be a LightningModule whose training_step returns a loss; got Residual"
+    ):
         run(SMALL, model=Residual(nn.Flatten(), nn.Linear(64, 10)))

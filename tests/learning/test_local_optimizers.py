@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-import json
-
 import lightning as L
 import pytest
 import torch
 from torch import nn
 
 from persafl_lit import compose, run
-from persafl_lit.client import ClientDataModule, ClientModule, build_backbone
 from persafl_lit.data import Digits
+from persafl_lit.engine.executors import Work, Worker
+from persafl_lit.engine.messages import Train
 from persafl_lit.errors import ConfigError, ModelError
-from persafl_lit.executors import Work, Worker
-from persafl_lit.finetune import Finetune
-from persafl_lit.messages import Train
-from persafl_lit.models import Mlp
-from persafl_lit.objectives import Plain, Proximal
-from persafl_lit.optimizers import Local
+from persafl_lit.learning.client_data import ClientDataModule
+from persafl_lit.learning.client_module import ClientModule
+from persafl_lit.learning.local_optimizers import Local
+from persafl_lit.learning.objectives import Plain, Proximal
+from persafl_lit.learning.personalisation import Finetune
+from persafl_lit.models.backbone import build_backbone
+from persafl_lit.models.networks import Mlp
+from tests.support.clients import fit
+from tests.support.runs import bits, run_for
 
-SMALL = ["tracking.enabled=false", "clients=4", "updates=16", "local_steps=3", "batch_size=8", "model=mlp", "model.hidden=[8]", "eval.finetune=none"]
+SMALL = [
+    "tracking.enabled=false",
+    "clients=4",
+    "updates=16",
+    "local_steps=3",
+    "batch_size=8",
+    "model=mlp",
+    "model.hidden=[8]",
+    "eval.finetune=none",
+]
 ETA, Q = 0.01, 4
 OPTIMIZERS = {
     "sgd": (Local(weight_decay=0.1), lambda p: torch.optim.SGD(p, lr=ETA, weight_decay=0.1)),
-    "momentum": (Local("momentum", 0.8, 0.1, True), lambda p: torch.optim.SGD(p, lr=ETA, momentum=0.8, weight_decay=0.1)),
+    "momentum": (
+        Local("momentum", 0.8, 0.1, True),
+        lambda p: torch.optim.SGD(p, lr=ETA, momentum=0.8, weight_decay=0.1),
+    ),
     "default momentum": (Local("momentum"), lambda p: torch.optim.SGD(p, lr=ETA, momentum=0.9)),
     "adamw": (Local("adamw", None, 0.1, True), lambda p: torch.optim.AdamW(p, lr=ETA, weight_decay=0.1)),
     "module": (Local("module", keep_state=True), lambda p: torch.optim.NAdam(p, lr=0.03)),
@@ -78,16 +92,24 @@ def test_a_visit_is_a_plain_loop_of_torch_optim(name, objective):
     """Three visits, each from where the last one ended: with the optimizer's state where it is kept, else with a new optimizer."""
     local, make = OPTIMIZERS[name]
     federation = Digits().federation(6, 0)
-    worker = Worker(Work(backbone_for(name, federation), federation, objective, {"none": Finetune()}, Q, ETA, 8, 0, local=local))
+    worker = Worker(
+        Work(backbone_for(name, federation), federation, objective, {"none": Finetune()}, Q, ETA, 8, 0, local=local)
+    )
     data = ClientDataModule(federation, 2, objective, Q, 8, 0)
     expected = looped(
-        backbone_for(name, federation), make, [data.steps(visit) for visit in range(3)], getattr(objective, "mu", 0.0), [local.keep_state] * 3
+        backbone_for(name, federation),
+        make,
+        [data.steps(visit) for visit in range(3)],
+        getattr(objective, "mu", 0.0),
+        [local.keep_state] * 3,
     )
     read, memory = worker.start, {}
     for visit in range(3):
         before = {key: value.clone() for key, value in memory.items()}
         update = worker.train(Train(2, visit, {"w": read}, memory))
-        assert all(torch.equal(memory[key], value) for key, value in before.items()), "a memory is never changed in place"
+        assert all(torch.equal(memory[key], value) for key, value in before.items()), (
+            "a memory is never changed in place"
+        )
         torch.testing.assert_close(worker.module.w, expected[visit], rtol=1e-4, atol=1e-6)
         assert bool(update.memory) == local.keep_state
         assert sum(tensor.nbytes for tensor in (*update.sent.values(), *update.memory.values())) <= worker.room
@@ -95,20 +117,15 @@ def test_a_visit_is_a_plain_loop_of_torch_optim(name, objective):
 
 
 def test_trainer_fit_uses_the_same_optimizer():
-    from tests.test_client import fit
-
     federation = Digits().federation(6, 0)
     local = Local("adamw")
-    worker = Worker(Work(build_backbone(Mlp(), federation, 0), federation, Plain(), {"none": Finetune()}, Q, ETA, 8, 0, local=local))
+    worker = Worker(
+        Work(build_backbone(Mlp(), federation, 0), federation, Plain(), {"none": Finetune()}, Q, ETA, 8, 0, local=local)
+    )
     worker.train(Train(2, 0, {"w": worker.start}))
     alone = ClientModule(build_backbone(Mlp(), federation, 0), Plain(), ETA, local=local)
     fit(alone, ClientDataModule(federation, 2, Plain(), Q, 8, 0), steps=Q)
     torch.testing.assert_close(alone.w, worker.module.w, rtol=1e-5, atol=1e-7)
-
-
-def bits(result):
-    memory = {client: {name: value.tolist() for name, value in kept.items()} for client, kept in result.memory.items()}
-    return json.dumps([result.curves(), memory, {name: value.tolist() for name, value in result.state_dict().items()}])
 
 
 @pytest.mark.parametrize(
@@ -121,8 +138,6 @@ def bits(result):
     ],
 )
 def test_workers_and_resuming_change_no_bit(overrides):
-    from tests.test_resume import run_for
-
     more = {"model": Own()} if "local.optimizer=module" in overrides else {}
     overrides = [*SMALL, "checkpoint.every=3", *overrides]
     serial = run([*overrides, "executor=serial"], **more)
@@ -134,7 +149,10 @@ def test_workers_and_resuming_change_no_bit(overrides):
 
 def test_plain_steps_are_the_default_and_their_configs_keep_their_hashes():
     assert compose(SMALL).hash() == compose([*SMALL, "local.optimizer=sgd"]).hash() == "092f120d694531d0"
-    hashes = {compose([*SMALL, "method=fedasync", *more]).hash() for more in ([], ["local.optimizer=adamw"], ["local.weight_decay=0.1"])}
+    hashes = {
+        compose([*SMALL, "method=fedasync", *more]).hash()
+        for more in ([], ["local.optimizer=adamw"], ["local.weight_decay=0.1"])
+    }
     assert len(hashes) == 3
 
 
@@ -145,11 +163,17 @@ def test_plain_steps_are_the_default_and_their_configs_keep_their_hashes():
             ["method=persafl_maml", "local.optimizer=adamw"],
             "local.optimizer=adamw goes with the objectives plain and proximal; maml takes plain steps",
         ),
-        (["method=persafl_me", "local.weight_decay=0.1"], "local.weight_decay > 0 goes with the objectives plain and proximal; moreau"),
+        (
+            ["method=persafl_me", "local.weight_decay=0.1"],
+            "local.weight_decay > 0 goes with the objectives plain and proximal; moreau",
+        ),
         (["method=scaffold", "local.optimizer=momentum"], "scaffold takes plain steps only"),
         (["method=fedasync", "local.keep_state=true"], "local.optimizer=sgd has no state to keep"),
         (["method=fedasync", "local.momentum=0.5"], "local.momentum is for local.optimizer=momentum; here it is sgd"),
-        (["method=fedasync", "local.optimizer=momentum", "local.momentum=1"], r"local.momentum must lie in \(0, 1\); got 1.0"),
+        (
+            ["method=fedasync", "local.optimizer=momentum", "local.momentum=1"],
+            r"local.momentum must lie in \(0, 1\); got 1.0",
+        ),
         (["method=fedasync", "local.optimizer=module", "local.weight_decay=1"], "the module sets its own"),
         (["method=fedasync", "local.weight_decay=-1"], "local.weight_decay must be >= 0"),
         (["method=fedasync", "local.optimizer=adam"], "local.optimizer must be .*Did you mean 'adamw'"),
@@ -186,7 +210,10 @@ def test_what_is_not_one_optimizer_is_refused(returns, sentence):
 
 def test_one_optimizer_may_come_in_any_of_lightnings_forms():
     settings = [*SMALL, "method=fedasync", "local.optimizer=module", "updates=4", "executor=serial"]
-    results = [bits(run(settings, model=Own(form))) for form in (lambda o: o, lambda o: [o], lambda o: {"optimizer": o}, lambda o: ([o], []))]
+    results = [
+        bits(run(settings, model=Own(form)))
+        for form in (lambda o: o, lambda o: [o], lambda o: {"optimizer": o}, lambda o: ([o], []))
+    ]
     assert len(set(results)) == 1
 
 

@@ -14,9 +14,17 @@ from torch.nn import functional as F
 from persafl_lit import compose, run
 from persafl_lit.errors import ConfigError, ModelError
 from persafl_lit.sweep.plan import plan_of
-from persafl_lit.sweep.source import Source
+from persafl_lit.sweep.yaml_lines import Source
 
-QUIET = ["tracking.enabled=false", "checkpoint.every=0", "executor=serial", "model=logistic", "clients=3", "updates=6", "eval.finetune=none"]
+QUIET = [
+    "tracking.enabled=false",
+    "checkpoint.every=0",
+    "executor=serial",
+    "model=logistic",
+    "clients=3",
+    "updates=6",
+    "eval.finetune=none",
+]
 
 
 def confidence(scores, labels):
@@ -25,7 +33,8 @@ def confidence(scores, labels):
 
 def test_values_are_those_of_sklearn_and_torchmetrics_on_all_data_of_a_client():
     result = run(
-        [*QUIET, "eval.metrics=[accuracy,f1,auroc]"], metrics={"sure": confidence, "macro": torchmetrics.classification.MulticlassF1Score(10)}
+        [*QUIET, "eval.metrics=[accuracy,f1,auroc]"],
+        metrics={"sure": confidence, "macro": torchmetrics.classification.MulticlassF1Score(10)},
     )
     model = result.model.eval()
     for row in result.clients():
@@ -35,7 +44,9 @@ def test_values_are_those_of_sklearn_and_torchmetrics_on_all_data_of_a_client():
         shares, found = scores.double().softmax(1).numpy(), scores.argmax(1)
         assert row["test_f1"] == pytest.approx(f1_score(labels, found, average="macro"), abs=1e-6)
         assert row["test_macro"] == pytest.approx(row["test_f1"], abs=1e-6)
-        assert row["test_auroc"] == pytest.approx(np.mean([roc_auc_score(labels == k, shares[:, k]) for k in labels.unique()]), abs=1e-6)
+        assert row["test_auroc"] == pytest.approx(
+            np.mean([roc_auc_score(labels == k, shares[:, k]) for k in labels.unique()]), abs=1e-6
+        )
         assert row["test_sure"] == pytest.approx(shares.max(1).mean(), abs=1e-6)
     told = result.summary()["metrics"]
     assert told["f1"]["test"] == pytest.approx(np.mean([row["test_f1"] for row in result.clients()]))
@@ -46,10 +57,14 @@ def test_values_are_those_of_sklearn_and_torchmetrics_on_all_data_of_a_client():
 
 def test_worker_processes_give_the_same_values():
     def once(executor):
-        return run([*QUIET, f"executor={executor}", "workers=2", "eval.metrics=[f1,ece]"], metrics={"sure": confidence}).curves()
+        return run(
+            [*QUIET, f"executor={executor}", "workers=2", "eval.metrics=[f1,ece]"], metrics={"sure": confidence}
+        ).curves()
 
     for name, values in once("serial").items():
-        np.testing.assert_array_equal(values, once("processes")[name]) if name.startswith(("f1", "ece", "sure")) else None
+        np.testing.assert_array_equal(values, once("processes")[name]) if name.startswith(
+            ("f1", "ece", "sure")
+        ) else None
 
 
 class Logs(L.LightningModule):
@@ -77,7 +92,11 @@ def test_what_a_module_logs_when_it_is_evaluated_becomes_metrics():
     assert set(logged["metrics"]) == {"f1", "sure"}
     assert logged["metrics"]["f1"]["direction"] == "higher"
     assert logged["loss"]["test"] > 0
-    asked = run([*QUIET], type("Silent", (Logs,), {"validation_step": L.LightningModule.validation_step}), metrics={"sure": confidence}).summary()
+    asked = run(
+        [*QUIET],
+        type("Silent", (Logs,), {"validation_step": L.LightningModule.validation_step}),
+        metrics={"sure": confidence},
+    ).summary()
     assert logged["metrics"]["sure"] == asked["metrics"]["sure"]
 
 
@@ -93,7 +112,10 @@ def raises(scores, labels):
     ("metric", "said"),
     [
         (raises, "the metric mine fails for client [0-2] on its val data: ValueError: no"),
-        (lambda scores, labels: "high", "the metric mine of client [0-2] on its val data must be one number; got 'high'"),
+        (
+            lambda scores, labels: "high",
+            "the metric mine of client [0-2] on its val data must be one number; got 'high'",
+        ),
         (lambda scores, labels: scores[:2, 0], r"must be one number; got a Tensor of shape \(2,\)"),
     ],
 )
@@ -120,7 +142,13 @@ def test_a_sweep_selects_by_a_metric_whose_direction_is_known():
         text = f"overrides: {[*overrides]}\ngrid:\n  - {{method: fedasync}}\nselect: {{metric: {metric}}}\n"
         return plan_of(Source("s.yaml", text), "s")
 
-    summary = {"metrics": {"ece": {"val": 0.25}}, "accuracy": {"val": 0.5}, "loss": {"val": 1.0}, "versions": 1, "updates": 1}
+    summary = {
+        "metrics": {"ece": {"val": 0.25}},
+        "accuracy": {"val": 0.5},
+        "loss": {"val": 1.0},
+        "versions": 1,
+        "updates": 1,
+    }
     assert plan("ece.val", "eval.metrics=[ece]").select.score(summary) == -0.25
     assert plan("ece.val", "eval.direction.ece=higher").select.score(summary) == 0.25
     with pytest.raises(ConfigError, match="it is not known which values are better"):

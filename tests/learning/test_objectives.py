@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from persafl_lit.client import Classifier
 from persafl_lit.data.federation import Batch
 from persafl_lit.errors import ConfigError, DivergenceError
-from persafl_lit.loss import FlatLoss
-from persafl_lit.models import Cnn2
-from persafl_lit.objectives import Maml, Moreau, Plain, Proximal, Scaffold, Step
-from tests import reference
-from tests.quadratics import loss_and_batch, random_quadratics
+from persafl_lit.learning.flat_loss import FlatLoss
+from persafl_lit.learning.objectives import Maml, Moreau, Plain, Proximal, Scaffold, Step
+from persafl_lit.models.classifier import Classifier
+from persafl_lit.models.networks import Cnn2
+from tests.support import reference
+from tests.support.quadratics import loss_and_batch, random_quadratics
 
 SEEDS = range(5)
 
@@ -59,7 +59,9 @@ def test_proximal_with_mu_zero_is_plain():
 def test_scaffold_gradient_adds_the_correction(seed):
     H, a, w, f, D = quadratic(seed)
     correction = np.random.default_rng(seed).normal(size=6)
-    close(Scaffold().gradient(f, at(w, [D], given={"correction": torch.from_numpy(correction)})), H @ (w - a) + correction)
+    close(
+        Scaffold().gradient(f, at(w, [D], given={"correction": torch.from_numpy(correction)})), H @ (w - a) + correction
+    )
     assert f.evaluations == 1
 
 
@@ -121,7 +123,10 @@ def test_maml_with_alpha_zero_is_plain():
 def test_moreau_gradient_reaches_the_closed_form_as_inner_steps_grow(seed):
     H, a, w, f, D = quadratic(seed)
     exact = 2.0 * (w - reference.moreau_point(H, a, w, 2.0))
-    errors = [np.abs(Moreau(lam=2.0, inner_steps=k, inner_lr=0.2).gradient(f, at(w, [D])).numpy() - exact).max() for k in (5, 20, 100)]
+    errors = [
+        np.abs(Moreau(lam=2.0, inner_steps=k, inner_lr=0.2).gradient(f, at(w, [D])).numpy() - exact).max()
+        for k in (5, 20, 100)
+    ]
     assert errors[0] > errors[1] > errors[2]
     assert errors[2] < 1e-10
 
@@ -197,7 +202,7 @@ def test_an_inner_step_that_diverges_is_refused():
 
 
 def test_a_tolerance_that_is_never_reached_is_given_up(monkeypatch):
-    monkeypatch.setattr("persafl_lit.objectives.moreau.PATIENCE", 20)
+    monkeypatch.setattr("persafl_lit.learning.objectives.moreau.PATIENCE", 20)
     H, a, w, f, D = quadratic(0)
     with pytest.raises(DivergenceError, match=r"after 20 inner steps"):
         Moreau(lam=2.0, inner_steps=None, nu=1e-300, inner_lr=0.01).gradient(f, at(w, [D]))
@@ -215,7 +220,10 @@ def cnn(dtype=torch.float64, dropout=0.0, seed=0):
 def images(dtype=torch.float64, count=3, size=12):
     stream = torch.Generator().manual_seed(7)
     return [
-        Batch((torch.randn(size, 1, 8, 8, generator=stream, dtype=dtype), torch.randint(10, (size,), generator=stream)), mask)
+        Batch(
+            (torch.randn(size, 1, 8, 8, generator=stream, dtype=dtype), torch.randint(10, (size,), generator=stream)),
+            mask,
+        )
         for mask in range(count)
     ]
 

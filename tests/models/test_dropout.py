@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from persafl_lit.dropout import Dropout
+from persafl_lit.models.dropout import Dropout
 
 
 def draw(p, shape, dtype=torch.float32, seed=1):

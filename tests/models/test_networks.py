@@ -7,28 +7,39 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
 from torch import nn
 
 from persafl_lit import run
-from persafl_lit.client import build_backbone
 from persafl_lit.data import Digits
+from persafl_lit.engine.executors import Work, Worker
 from persafl_lit.errors import ConfigError, ModelError
-from persafl_lit.executors import Work, Worker
-from persafl_lit.finetune import Finetune
-from persafl_lit.models import Torchvision
-from persafl_lit.objectives import Plain
+from persafl_lit.learning.objectives import Plain
+from persafl_lit.learning.personalisation import Finetune
+from persafl_lit.models.backbone import build_backbone
+from persafl_lit.models.networks import Torchvision
+from tests.support.modules import Net
+from tests.support.runs import run_for
 
-ROOT = Path(__file__).parent.parent
-SMALL = ["tracking.enabled=false", "checkpoint.every=0", "clients=4", "updates=6", "local_steps=2", "batch_size=8", "eval.finetune=none"]
+ROOT = Path(__file__).parent.parent.parent
+SMALL = [
+    "tracking.enabled=false",
+    "checkpoint.every=0",
+    "clients=4",
+    "updates=6",
+    "local_steps=2",
+    "batch_size=8",
+    "eval.finetune=none",
+]
 
 
 # -- torchvision ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", ["resnet18", "shufflenet_v2_x0_5", "mobilenet_v3_small", "squeezenet1_1", "mnasnet0_5", "googlenet"])
+@pytest.mark.parametrize(
+    "arch", ["resnet18", "shufflenet_v2_x0_5", "mobilenet_v3_small", "squeezenet1_1", "mnasnet0_5", "googlenet"]
+)
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_a_network_of_torchvision_fits_the_data(arch, norm):
     network = Torchvision(arch, norm).network((1, 28, 28), 7).eval()
@@ -41,7 +52,10 @@ def test_a_network_of_torchvision_fits_the_data(arch, norm):
 
 
 def test_what_torchvision_cannot_build_is_told():
-    with pytest.raises(ConfigError, match=r"unknown model.arch 'resnet19'; torchvision has \d+ classification networks. Did you mean 'resnet18'?"):
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown model.arch 'resnet19'; torchvision has \d+ classification networks. Did you mean 'resnet18'?",
+    ):
         run([*SMALL, "model=torchvision", "model.arch=resnet19"])
     with pytest.raises(ConfigError, match="model.arch=alexnet cannot take images of 8x8 pixels: .*too small"):
         run([*SMALL, "model=torchvision", "model.arch=alexnet"])
@@ -62,7 +76,11 @@ def test_first_weights_are_named_by_the_seed():
 def test_the_resnet_example_runs(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "resnet_batchnorm.py", "--small"], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [sys.executable, ROOT / "examples" / "resnet_batchnorm.py", "--small"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "model.buffers=local: test accuracy" in done.stdout
@@ -70,19 +88,6 @@ def test_the_resnet_example_runs(tmp_path):
 
 
 # -- classes and objects ----------------------------------------------------------------------------------------------
-
-
-class Net(L.LightningModule):
-    def __init__(self, frozen=False):
-        super().__init__()
-        self.body, self.head = nn.Linear(64, 500), nn.Linear(500, 10)
-        self.body.requires_grad_(not frozen)
-
-    def forward(self, inputs):
-        return self.head(self.body(inputs.flatten(1)).relu())
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
 
 class Frozen(Net):
@@ -101,7 +106,7 @@ def test_a_class_is_built_from_the_runs_seed():
     first = run([*SMALL, "updates=1"], model=Net)
     torch.manual_seed(2)
     again, other = run([*SMALL, "updates=1"], model=Net), run([*SMALL, "updates=1", "seed=1"], model=Net)
-    named = run([*SMALL, "updates=1", "model=custom", "model.path=tests.test_models.Net", "allow_code=true"])
+    named = run([*SMALL, "updates=1", "model=custom", "model.path=tests.support.modules.Net", "allow_code=true"])
     assert first.first_weights == again.first_weights == named.first_weights != other.first_weights
     assert all(torch.equal(value, named.state_dict()[name]) for name, value in first.state_dict().items())
     assert first.config.hash() == again.config.hash()
@@ -114,14 +119,18 @@ def test_a_class_is_built_from_the_runs_seed():
 def test_an_object_keeps_the_callers_weights_and_their_digest_is_recorded():
     torch.manual_seed(1)
     mine, other = Net(), Net()
-    first, again, third = run([*SMALL, "updates=1"], model=mine), run([*SMALL, "updates=1"], model=mine), run([*SMALL, "updates=1"], model=other)
+    first, again, third = (
+        run([*SMALL, "updates=1"], model=mine),
+        run([*SMALL, "updates=1"], model=mine),
+        run([*SMALL, "updates=1"], model=other),
+    )
     assert first.first_weights == again.first_weights != third.first_weights
     assert first.summary()["first_weights"] == first.first_weights
 
 
 def test_the_digest_is_a_tag_in_mlflow():
+    from persafl_lit.tracking.location import store_uri
     from persafl_lit.tracking.store import Store
-    from persafl_lit.tracking.unsent import store_uri
 
     result = run([*SMALL[1:], "updates=1", "tracking.model=false", "tracking.figures=false"], model=Net)
     found = Store(store_uri(None)).client.get_run(result.run_id)
@@ -132,14 +141,14 @@ def test_the_digest_is_a_tag_in_mlflow():
 
 
 def test_frozen_parameters_are_neither_sent_nor_stored(tmp_path):
-    from tests.test_resume import run_for
-
     overrides = [*SMALL[:1], *SMALL[2:], "checkpoint.every=2", "method=fedasync"]
     sizes = {}
     for model in (Net(), Net(frozen=True)):
         with pytest.raises(Exception, match="stopped after update 4"):
             run_for(overrides, 4, model=model)
-        sizes[model.body.weight.requires_grad] = max(file.stat().st_size for file in (tmp_path / "mlruns" / "checkpoints").glob("*.pt"))
+        sizes[model.body.weight.requires_grad] = max(
+            file.stat().st_size for file in (tmp_path / "mlruns" / "checkpoints").glob("*.pt")
+        )
         for file in (tmp_path / "mlruns" / "checkpoints").glob("*"):
             file.unlink()
     assert sizes[True] > 4 * 64 * 500 > 0.8 * 4 * 64 * 500 > sizes[False] / 2

@@ -20,39 +20,31 @@ import pytest
 
 import persafl_lit
 from persafl_lit.cli import main
-from persafl_lit.config import compose
+from persafl_lit.config.compose import compose
+from persafl_lit.config.schema import ADDED, ADDED_BESIDE
 from persafl_lit.errors import ConfigError
 from persafl_lit.report import write_report
 from persafl_lit.report.aggregate import LOSS, spread, tasks_of
-from persafl_lit.report.charts import charts_of
 from persafl_lit.report.content import content_of
 from persafl_lit.report.curves import mean_curve, thresholds, time_to_reach
-from persafl_lit.report.overview import draw_run
 from persafl_lit.report.palette import COLOURS, KNOWN, PLOTLY_MARKERS, style_of
-from persafl_lit.report.plots import label_text, plot, to_json
+from persafl_lit.report.plotly_figures import label_text, plot, to_json
 from persafl_lit.report.record import Record
-from persafl_lit.report.rows import facts, summary_rows
+from persafl_lit.report.run_overview import draw_run
 from persafl_lit.report.schedules import beginning, concurrency, staleness_shares
+from persafl_lit.report.table_rows import facts, summary_rows
 from persafl_lit.report.tables import Table, bytes_text, latex_text, markdown_text, ratio_text, with_spread
-from persafl_lit.settings import ADDED, ADDED_BESIDE
+from persafl_lit.report.task_charts import charts_of
 from persafl_lit.timeline import Activity, Timeline
-from persafl_lit.timeline.jobs import jobs_to_timeline
+from persafl_lit.timeline.timeline import jobs_to_timeline
 from persafl_lit.tracking import store_uri
-from persafl_lit.tracking.family import PLANNED, PRUNED, Family
+from persafl_lit.tracking.messages import PLANNED, PRUNED
 from persafl_lit.tracking.store import Store
+from persafl_lit.tracking.sweep_runs import Family
+from tests.support.records import record
 
 HOSTILE = "<script>alert(1)</script>|$\\frac$&%{y}\"'`*\x00_"
 PAPER = ("fedavg", "per_fedavg", "pfedme", "scaffold", "fedprox", "fedasync", "persafl_maml", "persafl_me")
-
-
-def record(method="persafl_me", seed=0, val=(0.2, 0.8), test=(0.1, 0.7), times=None, status="FINISHED", error=None, metric="accuracy", **config):
-    """A run by hand; config keys are written with __ for dots."""
-    values = {"method.name": method, "seed": seed, "eta": 0.01, "eval.finetune.name": "sgd", "eval.finetune.steps": 10, "eval.finetune.lr": None}
-    values |= {key.replace("__", "."): value for key, value in config.items()}
-    times = list(range(len(test))) if times is None else times
-    curves = {"sim_time": times, "updates": [10 * time for time in times], f"{metric}.val": list(val), f"{metric}.test": list(test)}
-    run_id = "-".join(map(str, (method, seed, status, *config.values())))
-    return Record(run_id, status, values, error, curves=curves)
 
 
 def task(*records):
@@ -94,7 +86,9 @@ def test_the_time_of_a_level_is_known_to_within_one_evaluation():
     assert time_to_reach(seen, 0.1) == (0.0, 0.0), "there from the start"
     assert time_to_reach(seen, 0.71) is None
     assert time_to_reach(curve([0, 10], (0.9, 0.2)), 0.3, sign=-1) == (0, 10)
-    assert time_to_reach(curve([0, 1, 2, 3], (0.0, 0.6, 0.2, 0.8)), 0.3) == (0, 1), "the first crossing counts, though the curve falls again"
+    assert time_to_reach(curve([0, 1, 2, 3], (0.0, 0.6, 0.2, 0.8)), 0.3) == (0, 1), (
+        "the first crossing counts, though the curve falls again"
+    )
 
 
 def test_a_time_is_no_finer_than_the_coarsest_of_the_seeds_grids():
@@ -120,7 +114,9 @@ def test_a_speed_up_is_the_range_that_the_evaluations_allow():
     assert list(told["fedavg"]) == pytest.approx([0.4, 0.64, 0.76])
     assert told["fedasync"][0.4] == ((10.0, 20.0), (1.5, 4.0), True)
     assert told["fedasync"][0.4].text() == "10.0 to 20.0 (1.5x to 4x)"
-    assert (told["fedavg"][0.4].gain, told["fedavg"][0.4].text()) == (None, "30.0 to 40.0"), "nothing is compared with itself"
+    assert (told["fedavg"][0.4].gain, told["fedavg"][0.4].text()) == (None, "30.0 to 40.0"), (
+        "nothing is compared with itself"
+    )
     assert told["fedavg"][0.64].text() == "not reached"
     assert told["fedasync"][0.64].text() == "20.0 to 30.0", "no ratio to what was not reached"
     early = raced((0.0, 0.1, 0.2, 0.3, 0.45, 0.5), (0.0, 0.6, 0.8, 0.8, 0.8, 0.8))["fedasync"][0.4]
@@ -145,11 +141,17 @@ def test_no_speed_up_is_told_below_halfway_from_the_untrained_model_to_the_best(
     asked = raced(slow, fast, levels=[0.243])
     assert (asked["fedavg"][0.243].text(), asked["fedasync"][0.243].text()) == ("20.0 to 30.0", "0.0 to 10.0")
     runs = [record("fedavg", val=slow, test=slow), record("fedasync", val=fast, test=fast)]
-    assert "No speed-up is told at 0.243: below halfway between the untrained model (0.229) and the best method (0.829)." in words_of(runs, [0.243])
+    assert (
+        "No speed-up is told at 0.243: below halfway between the untrained model (0.229) and the best method (0.829)."
+        in words_of(runs, [0.243])
+    )
 
 
 def test_levels_that_are_asked_for_are_the_ones_that_are_timed():
-    runs = [record("fedavg", test=(0.0, 0.6), times=[0, 60]), record("fedasync", test=(0.0, 0.8), val=(0.0, 0.9), times=[0, 20])]
+    runs = [
+        record("fedavg", test=(0.0, 0.6), times=[0, 60]),
+        record("fedasync", test=(0.0, 0.8), val=(0.0, 0.9), times=[0, 20]),
+    ]
     (asked,) = tasks_of(runs, levels=[0.3, 0.7])
     assert list(facts(asked)[0].times) == [0.3, 0.7]
     content = content_of(runs, "t", levels=[0.3, 0.7])
@@ -164,7 +166,10 @@ def test_levels_that_are_asked_for_are_the_ones_that_are_timed():
 @pytest.mark.parametrize("levels", [["x"], ["0.5", "nan"], ["inf"], ["0"], ["-1"]])
 def test_levels_that_are_no_scores_are_refused_in_one_sentence(levels, capsys):
     assert main(["report", "t", "--levels", *levels]) == 2
-    assert capsys.readouterr().err == f"persafl: --levels takes finite numbers above 0, such as 0.5 0.7; got {levels[-1]!r}\n"
+    assert (
+        capsys.readouterr().err
+        == f"persafl: --levels takes finite numbers above 0, such as 0.5 0.7; got {levels[-1]!r}\n"
+    )
 
 
 def test_without_fedavg_there_is_no_speed_up():
@@ -182,7 +187,8 @@ def test_levels_that_fine_tuning_alone_reaches_are_not_timed():
 def test_curves_on_different_grids_meet_on_their_union_as_far_as_both_go():
     # Seed 0 is 0.1 t at 0, 2, 4; seed 1 is 0.3 t at 0, 1, 3. Mean 0.2 t, deviation 0.1 t sqrt 2, until t = 3.
     runs = task(
-        record(seed=0, val=(0, 0, 0), test=(0.0, 0.2, 0.4), times=[0, 2, 4]), record(seed=1, val=(0, 0, 0), test=(0.0, 0.3, 0.9), times=[0, 1, 3])
+        record(seed=0, val=(0, 0, 0), test=(0.0, 0.2, 0.4), times=[0, 2, 4]),
+        record(seed=1, val=(0, 0, 0), test=(0.0, 0.3, 0.9), times=[0, 1, 3]),
     )
     curve = mean_curve(runs.chosen[0], "accuracy.test")
     assert curve.x.tolist() == [0, 1, 2, 3]
@@ -234,7 +240,9 @@ def test_the_confidence_interval_of_a_mean_is_students():
     chosen = task(*(record(seed=seed, test=(0.0, test)) for seed, test in enumerate((0.6, 0.7, 0.8)))).chosen[0]
     assert chosen.test.interval == pytest.approx((0.7 - 0.2484138, 0.7 + 0.2484138), abs=1e-6)
     # t(0.975; 1) = tan(0.475 pi) = 12.7062. Of 0.6 and 0.8 the standard error is 0.1.
-    assert spread([0.6, 0.8]).interval == pytest.approx((0.7 - 0.1 * math.tan(0.475 * math.pi), 0.7 + 0.1 * math.tan(0.475 * math.pi)))
+    assert spread([0.6, 0.8]).interval == pytest.approx(
+        (0.7 - 0.1 * math.tan(0.475 * math.pi), 0.7 + 0.1 * math.tan(0.475 * math.pi))
+    )
     assert all(math.isnan(end) for end in spread([0.6]).interval)
 
 
@@ -278,8 +286,13 @@ def test_one_seed_has_no_interval_and_the_report_says_so():
 
 def test_differences_may_be_asked_for_against_a_method():
     table = content_of(two_methods(), "t", against="fedavg").parts[0].table
-    assert [row[table.columns.index("difference to fedavg")] for row in table.rows] == ["+0.200 [-0.048, 0.448]", "reference"]
-    with pytest.raises(ConfigError, match="no result of 'fedavq' to compare with; there are fedavg, persafl_me. Did you mean 'fedavg'?"):
+    assert [row[table.columns.index("difference to fedavg")] for row in table.rows] == [
+        "+0.200 [-0.048, 0.448]",
+        "reference",
+    ]
+    with pytest.raises(
+        ConfigError, match="no result of 'fedavq' to compare with; there are fedavg, persafl_me. Did you mean 'fedavg'?"
+    ):
         content_of(two_methods(), "t", against="fedavq")
 
 
@@ -293,7 +306,12 @@ def untrained(method="fedavg", seed=0, score=0.95):
 
 
 def test_a_run_whose_model_never_changed_is_shown_but_counts_nowhere(tmp_path):
-    runs = [untrained("fedavg"), record("fedasync"), untrained("persafl_me", seed=1), record("persafl_me", val=(0, 0.9))]
+    runs = [
+        untrained("fedavg"),
+        record("fedasync"),
+        untrained("persafl_me", seed=1),
+        record("persafl_me", val=(0, 0.9)),
+    ]
     found = task(*runs)
     assert [trial.method for trial in found.chosen] == ["persafl_me", "fedasync"], "not selected"
     assert (found.chosen[0].test.mean, found.chosen[0].test.seeds) == (0.7, 1), "not averaged"
@@ -306,7 +324,9 @@ def test_a_run_whose_model_never_changed_is_shown_but_counts_nowhere(tmp_path):
         "versions": "0",
     }
     assert "versions" in content.runs.columns
-    assert [row[content.runs.columns.index("test")] for row in content.runs.rows].count("no result: the model never changed") == 2
+    assert [row[content.runs.columns.index("test")] for row in content.runs.rows].count(
+        "no result: the model never changed"
+    ) == 2
     assert [line[4] for line in content.missing.rows] == ["no result: the model never changed"] * 2
     assert "No result: in fedavg 1 run, persafl_me 1 run the model never changed" in " ".join(content.parts[0].words)
     chart = dict(content.parts[0].charts)["accuracy"]
@@ -314,6 +334,11 @@ def test_a_run_whose_model_never_changed_is_shown_but_counts_nowhere(tmp_path):
     assert "Not drawn, because the model never changed in them: runs of fedavg (1), persafl_me (1)." in chart.caption
     written = {row["method"]: row for row in csv.DictReader(content.files["summary.csv"].splitlines())}
     assert (written["fedavg"]["test_mean"], written["fedavg"]["note"]) == ("", "no result: the model never changed")
+    seen = [replace(run, clients=[{"client": 0, "test_accuracy": 0.5}]) for run in runs]
+    for name in ("clients.csv", "runs.csv"):
+        rows = list(csv.DictReader(content_of(seen, "t").files[name].splitlines()))
+        noted = {(row["method"], row["seed"]) for row in rows if row["note"] == "no result: the model never changed"}
+        assert noted == {("fedavg", "0"), ("persafl_me", "1")}, name
     write_report(runs, "t", tmp_path)
     assert "no result: the model never changed" in (tmp_path / "accuracy.svg").read_text()
     alone = content_of([untrained()], "t")
@@ -325,14 +350,21 @@ def test_runs_of_0_1_tell_by_their_versions_whether_the_model_changed():
     old = replace(record(), summary={"versions": 0})
     assert task(old).chosen == []
     assert len(task(replace(old, summary={"versions": 3})).chosen) == 1
-    assert len(task(replace(old, summary={"versions": 0, "model_changed": True})).chosen) == 1, "a method that shares nothing"
+    assert len(task(replace(old, summary={"versions": 0, "model_changed": True})).chosen) == 1, (
+        "a method that shares nothing"
+    )
 
 
 def test_thinned_curves_and_those_with_few_points_are_marked():
-    thinned = replace(record("fedavg", val=[0.5] * 6, test=[0.5] * 6), summary={"evaluations": {"made": 6, "thinned_from": 11}})
+    thinned = replace(
+        record("fedavg", val=[0.5] * 6, test=[0.5] * 6), summary={"evaluations": {"made": 6, "thinned_from": 11}}
+    )
     content = content_of([thinned, record("fedasync")], "t")
     table = content.parts[0].table
-    assert {row[0]: row[table.columns.index("evaluations")] for row in table.rows} == {"fedavg": "6 of 11", "fedasync": "2"}
+    assert {row[0]: row[table.columns.index("evaluations")] for row in table.rows} == {
+        "fedavg": "6 of 11",
+        "fedasync": "2",
+    }
     chart = dict(content.parts[0].charts)["accuracy"]
     assert "left out to keep within the evaluation budget: fedavg 6 of 11." in chart.caption
     assert {series.label for series in chart.series} == {"fedavg", "fedasync (2 points)"}
@@ -342,7 +374,9 @@ def test_thinned_curves_and_those_with_few_points_are_marked():
     whole = words_of([record(val=[0.5] * 5, test=[0.5] * 5)])
     assert "Thinned" not in whole
     assert "fewer than" not in whole
-    assert "6 of 11" in words_of([record(val=[0.5] * 6, test=[0.5] * 6, eval__every=None)]), "a run of 0.1, by its config"
+    assert "6 of 11" in words_of([record(val=[0.5] * 6, test=[0.5] * 6, eval__every=None)]), (
+        "a run of 0.1, by its config"
+    )
 
 
 # -- choice -----------------------------------------------------------------------------------------------------------
@@ -350,7 +384,9 @@ def test_thinned_curves_and_those_with_few_points_are_marked():
 
 def test_the_setting_is_chosen_on_validation_even_if_test_prefers_another():
     runs = [
-        record(method__lam=lam, seed=seed, val=(0, val), test=(0, test)) for lam, val, test in ((20, 0.8, 0.6), (30, 0.7, 0.9)) for seed in (0, 1)
+        record(method__lam=lam, seed=seed, val=(0, val), test=(0, test))
+        for lam, val, test in ((20, 0.8, 0.6), (30, 0.7, 0.9))
+        for seed in (0, 1)
     ]
     chosen = task(*runs).chosen[0]
     assert chosen.setting == (("method.lam", "20"),)
@@ -358,7 +394,9 @@ def test_the_setting_is_chosen_on_validation_even_if_test_prefers_another():
 
 
 def test_the_best_method_is_named_by_validation_and_the_page_says_if_test_disagrees():
-    content = content_of([record("fedavg", val=(0, 0.8), test=(0, 0.6)), record("fedasync", val=(0, 0.7), test=(0, 0.9))], "t")
+    content = content_of(
+        [record("fedavg", val=(0, 0.8), test=(0, 0.6)), record("fedasync", val=(0, 0.7), test=(0, 0.9))], "t"
+    )
     assert content.lead[0].startswith("fedavg is best of 2 methods on validation data")
     assert "On test data fedasync does better (0.900)" in content.lead[0]
 
@@ -382,7 +420,10 @@ def test_of_equal_settings_the_first_by_name_is_chosen_as_a_sweep_chooses():
 
 def two_stages(**config):
     """Of two settings lam=20 is better on seed 0 (0.8 against 0.7), and so run on seeds 1 and 2, where it does badly."""
-    first = [record(method__lam=lam, val=(0, val), test=(0, test), **config) for lam, val, test in ((20, 0.8, 0.75), (30, 0.7, 0.65))]
+    first = [
+        record(method__lam=lam, val=(0, val), test=(0, test), **config)
+        for lam, val, test in ((20, 0.8, 0.75), (30, 0.7, 0.65))
+    ]
     return [*first, *(record(method__lam=20, seed=seed, val=(0, 0.2), test=(0, 0.1), **config) for seed in (1, 2))]
 
 
@@ -417,8 +458,13 @@ def test_settings_without_a_common_seed_are_shown_on_their_own_and_the_caption_s
 
 def test_the_words_name_the_seed_that_decided_in_two_stages():
     assert task(*two_stages()).chosen[0].test.mean == pytest.approx(0.95 / 3)
-    assert "persafl_me: the setting was chosen on seed 0, which all settings have, and then run on seeds 1, 2 too." in words_of(two_stages())
-    assert "Seeds of the choice" not in words_of([record(method__lam=lam, seed=seed) for lam in (20, 30) for seed in (0, 1)])
+    assert (
+        "persafl_me: the setting was chosen on seed 0, which all settings have, and then run on seeds 1, 2 too."
+        in words_of(two_stages())
+    )
+    assert "Seeds of the choice" not in words_of(
+        [record(method__lam=lam, seed=seed) for lam in (20, 30) for seed in (0, 1)]
+    )
 
 
 def test_the_words_do_not_call_lost_seeds_a_second_stage():
@@ -427,7 +473,9 @@ def test_the_words_do_not_call_lost_seeds_a_second_stage():
     assert "and then run on" not in said
     assert "only settings with the most finished seeds (3) compete" in said
     # lam=30 was better on the common seed, and the other was run further nevertheless.
-    said = words_of([record(method__lam=30, val=(0, 0.9)), *(record(method__lam=20, seed=seed, val=(0, 0.5)) for seed in (0, 1))])
+    said = words_of(
+        [record(method__lam=30, val=(0, 0.9)), *(record(method__lam=20, seed=seed, val=(0, 0.5)) for seed in (0, 1))]
+    )
     assert "On seed 0 alone, which all settings have, another would be chosen: method.lam=30." in said
 
 
@@ -437,17 +485,30 @@ def by_both(lam, accuracy, loss, select="loss.val", **more):
 
 
 def test_settings_are_chosen_by_the_metric_of_their_sweep_and_everything_says_so():
-    runs = [by_both(lam, accuracy, loss, method__beta=beta) for lam, accuracy, loss in ((20, 0.8, 2.0), (30, 0.7, 1.0)) for beta in (1, 2)]
+    runs = [
+        by_both(lam, accuracy, loss, method__beta=beta)
+        for lam, accuracy, loss in ((20, 0.8, 2.0), (30, 0.7, 1.0))
+        for beta in (1, 2)
+    ]
     content, chosen = content_of(runs, "t"), task(*runs).chosen[0]
     assert dict(chosen.setting) == {"method.lam": "30", "method.beta": "1"}
     assert chosen.test.mean == pytest.approx(0.6)  # what is reported stays accuracy
     assert "mean loss.val at the end of its runs is lowest" in " ".join(content.parts[0].words)
     row = dict(zip(content.parts[0].table.columns, content.parts[0].table.rows[0], strict=True))
-    assert (row["test accuracy"], row["validation accuracy"], row["validation loss (selected on)"]) == ("0.600", "0.700", "1.000")
+    assert (row["test accuracy"], row["validation accuracy"], row["validation loss (selected on)"]) == (
+        "0.600",
+        "0.700",
+        "1.000",
+    )
     (written,) = csv.DictReader(content.files["summary.csv"].splitlines())
     assert (written["selected_on"], float(written["loss.val_mean"])) == ("loss.val", 1.0)
     heat = dict(content.parts[0].charts)["heat_persafl_me"]
-    assert (heat.values, heat.metric, heat.sign, heat.rows[heat.marked[0]]) == ([[2.0, 2.0], [1.0, 1.0]], "loss.val", -1, "30")
+    assert (heat.values, heat.metric, heat.sign, heat.rows[heat.marked[0]]) == (
+        [[2.0, 2.0], [1.0, 1.0]],
+        "loss.val",
+        -1,
+        "30",
+    )
     assert heat.caption.startswith("Mean loss.val")
     rivals = content_of([*runs, replace(by_both(20, 0.9, 5.0), config=record("fedavg").config)], "t")
     assert rivals.lead[0].startswith("persafl_me is best of 2 methods on validation data (loss.val)")
@@ -456,8 +517,14 @@ def test_settings_are_chosen_by_the_metric_of_their_sweep_and_everything_says_so
 @pytest.mark.parametrize(
     ("tags", "said"),
     [
-        (("loss.val", "accuracy.val"), "sweeps that choose by different metrics (accuracy.val, loss.val); here accuracy.val decides"),
-        (("accuracy.test", None), "The sweep chooses by accuracy.test, which is no validation score; here accuracy.val decides"),
+        (
+            ("loss.val", "accuracy.val"),
+            "sweeps that choose by different metrics (accuracy.val, loss.val); here accuracy.val decides",
+        ),
+        (
+            ("accuracy.test", None),
+            "The sweep chooses by accuracy.test, which is no validation score; here accuracy.val decides",
+        ),
         ((None, None), "mean accuracy.val at the end of its runs is highest"),
     ],
 )
@@ -470,17 +537,28 @@ def test_without_one_usable_metric_the_reported_one_decides(tags, said):
 def test_a_metric_that_a_finished_run_lacks_does_not_decide():
     runs = [by_both(20, 0.8, math.nan), by_both(30, 0.7, 1.0)]
     assert task(*runs).chosen[0].setting == (("method.lam", "20"),)
-    assert "The sweep chooses by loss.val, which not every finished run has; here accuracy.val decides" in words_of(runs)
-    assert task(by_both(20, 0.8, math.nan, status="RUNNING"), *runs[1:]).select is LOSS, "a run that goes on need not have it yet"
+    assert "The sweep chooses by loss.val, which not every finished run has; here accuracy.val decides" in words_of(
+        runs
+    )
+    assert task(by_both(20, 0.8, math.nan, status="RUNNING"), *runs[1:]).select is LOSS, (
+        "a run that goes on need not have it yet"
+    )
 
 
 def test_only_what_varies_within_a_method_is_a_setting():
-    runs = task(record("fedavg", method__beta=1.0), record("fedasync", method__beta=0.8), record("fedasync", method__beta="1.0", seed=1))
+    runs = task(
+        record("fedavg", method__beta=1.0),
+        record("fedasync", method__beta=0.8),
+        record("fedasync", method__beta="1.0", seed=1),
+    )
     assert runs.keys == {"fedavg": [], "fedasync": ["method.beta"]}
 
 
 def test_keys_that_change_nothing_do_not_split_seeds():
-    runs = [record(seed=seed, executor=name, tracking__experiment=name, eval__every=seed) for seed, name in enumerate(("serial", "ray"))]
+    runs = [
+        record(seed=seed, executor=name, tracking__experiment=name, eval__every=seed)
+        for seed, name in enumerate(("serial", "ray"))
+    ]
     assert len(task(*runs).chosen[0].runs) == 2
 
 
@@ -499,7 +577,10 @@ def test_nothing_is_chosen_across_data_sets():
 
 
 def test_a_task_without_classes_is_judged_by_its_loss_and_says_so():
-    runs = [record(method__lam=lam, metric="loss", val=(9, val), test=(8.0, test)) for lam, val, test in ((1, 2.0, 3.0), (2, 4.0, 1.0))]
+    runs = [
+        record(method__lam=lam, metric="loss", val=(9, val), test=(8.0, test))
+        for lam, val, test in ((1, 2.0, 3.0), (2, 4.0, 1.0))
+    ]
     found = task(*runs)
     assert found.measure is LOSS
     assert found.chosen[0].setting == (("method.lam", "1"),)
@@ -524,10 +605,20 @@ def test_without_validation_scores_nothing_is_selected_on_test():
 
 
 def test_seeds_that_failed_are_counted_and_listed():
-    content = content_of([record(seed=0), record(seed=1, status="FAILED", error="DivergenceError: update 3"), record(seed=2, status="RUNNING")], "t")
+    content = content_of(
+        [
+            record(seed=0),
+            record(seed=1, status="FAILED", error="DivergenceError: update 3"),
+            record(seed=2, status="RUNNING"),
+        ],
+        "t",
+    )
     row = dict(zip(content.parts[0].table.columns, content.parts[0].table.rows[0], strict=True))
     assert row["seeds"] == "1 of 3"
-    assert [line[3:5] for line in content.missing.rows] == [["FAILED", "DivergenceError: update 3"], ["RUNNING", "still running"]]
+    assert [line[3:5] for line in content.missing.rows] == [
+        ["FAILED", "DivergenceError: update 3"],
+        ["RUNNING", "still running"],
+    ]
     assert any("flatters" in text for text in content.parts[0].words)
 
 
@@ -545,7 +636,10 @@ def test_seeds_that_failed_are_counted_and_listed():
 )
 def test_an_unfinished_sweep_says_how_much_was_planned(statuses, said):
     names = {"F": "FINISHED", "R": "RUNNING", "X": "FAILED", "P": "KILLED"}
-    runs = [replace(record(seed=seed, status=names[status]), pruned=status == "P", planned=5) for seed, status in enumerate(statuses)]
+    runs = [
+        replace(record(seed=seed, status=names[status]), pruned=status == "P", planned=5)
+        for seed, status in enumerate(statuses)
+    ]
     content = content_of(runs, "t")
     assert said in content.lead
     reasons = [row[4] for row in content.missing.rows if row[3] == "KILLED"]
@@ -563,13 +657,17 @@ def test_the_words_name_the_fine_tuning_rule():
 
 
 def test_varied_keys_get_a_sensitivity_chart_and_a_pair_a_heat_map():
-    runs = [record(method__lam=lam, method__beta=beta, val=(0, lam / 100 + beta)) for lam in (20, 25) for beta in (0.1, 0.2)]
+    runs = [
+        record(method__lam=lam, method__beta=beta, val=(0, lam / 100 + beta)) for lam in (20, 25) for beta in (0.1, 0.2)
+    ]
     charts = {chart.name: chart for chart in charts_of(task(*runs, record("fedavg")))}
     by_key = {f"{kind}_method.{key}" for kind in ("sensitivity", "curves") for key in ("lam", "beta")}
     assert {"accuracy", "heat_persafl_me", *by_key} == set(charts)
     test, val = charts["sensitivity_method.lam"].series
     assert val.y == pytest.approx([0.4, 0.45])  # each at the better beta
-    assert np.array(charts["heat_persafl_me"].values) == pytest.approx(np.array([[0.3, 0.4], [0.35, 0.45]]))  # lam down, beta across
+    assert np.array(charts["heat_persafl_me"].values) == pytest.approx(
+        np.array([[0.3, 0.4], [0.35, 0.45]])
+    )  # lam down, beta across
     row, column = charts["heat_persafl_me"].marked
     assert (charts["heat_persafl_me"].rows[row], charts["heat_persafl_me"].columns[column]) == ("25", "0.2")
 
@@ -580,7 +678,10 @@ def test_three_varied_keys_get_a_heat_map_per_pair_each_cell_the_best_over_the_t
         for beta in (0.1, 0.2) for lam in (20, 30) for tau in (1, 2)
     ]  # fmt: skip
     maps = {chart.name: chart for chart in charts_of(task(*runs)) if chart.name.startswith("heat")}
-    assert list(maps) == [f"heat_persafl_me_{pair}" for pair in ("method.lam_method.beta", "method.lam_schedule.tau", "method.beta_schedule.tau")]
+    assert list(maps) == [
+        f"heat_persafl_me_{pair}"
+        for pair in ("method.lam_method.beta", "method.lam_schedule.tau", "method.beta_schedule.tau")
+    ]
     first = maps["heat_persafl_me_method.lam_method.beta"]
     assert (first.rows, first.columns, first.marked) == (("20", "30"), ("0.1", "0.2"), (1, 1))
     assert np.array(first.values) == pytest.approx(np.array([[0.302, 0.402], [0.402, 0.502]]))  # each at tau=2
@@ -592,7 +693,9 @@ def test_three_varied_keys_get_a_heat_map_per_pair_each_cell_the_best_over_the_t
 def test_heat_maps_are_few_and_the_papers_keys_come_first():
     runs = [record(method__beta=i, method__alpha=i, eta=i, schedule__tau=i, val=(0, 0.1 * i)) for i in (1, 2)]
     maps = [chart for chart in charts_of(task(*runs)) if chart.name.startswith("heat")]
-    assert [(chart.y_label, chart.x_label) for chart in maps] == [("method.alpha", key) for key in ("method.beta", "schedule.tau", "eta")]
+    assert [(chart.y_label, chart.x_label) for chart in maps] == [
+        ("method.alpha", key) for key in ("method.beta", "schedule.tau", "eta")
+    ]
     assert all("3 of 6 pairs of keys are drawn." in chart.caption for chart in maps)
     assert math.isnan(maps[0].values[0][1]), "what was not tried is empty"
 
@@ -616,7 +719,10 @@ def test_methods_that_are_never_stale_do_not_flatten_the_others():
     assert "share bars" not in alone.caption
 
 
-@pytest.mark.parametrize(("per_gradient", "labels"), [(0.0, ["schedule, mean"]), (0.1, ["fedasync, schedule, mean", "persafl_me, schedule, mean"])])
+@pytest.mark.parametrize(
+    ("per_gradient", "labels"),
+    [(0.0, ["schedule, mean"]), (0.1, ["fedasync, schedule, mean", "persafl_me, schedule, mean"])],
+)
 def test_methods_share_a_schedule_only_where_gradients_take_no_time(per_gradient, labels):
     runs = (with_timeline(record(method, delays__per_gradient=per_gradient)) for method in ("fedasync", "persafl_me"))
     (chart,) = [chart for chart in charts_of(task(*runs)) if chart.name == "concurrency"]
@@ -644,7 +750,15 @@ def test_the_table_of_methods_begins_with_what_readers_look_for():
     run = record()
     run.curves.update({"accuracy.worst_decile": [0.0, 0.3], "accuracy.global": [0.0, 0.4]})
     table = content_of([run], "t").parts[0].table
-    assert table.columns[:7] == ("method", "chosen setting", "test accuracy", "95 % CI", "worst decile", "global model", "validation accuracy")
+    assert table.columns[:7] == (
+        "method",
+        "chosen setting",
+        "test accuracy",
+        "95 % CI",
+        "worst decile",
+        "global model",
+        "validation accuracy",
+    )
     assert table.rows[0][2:7] == ["0.700", "-", "0.300", "0.400", "0.800"]
     runs = content_of([record(data__name="a"), record(data__name="b")], "t").runs
     assert runs.columns[0] == "method"  # the first column stays in place when a table scrolls
@@ -655,7 +769,11 @@ def test_the_picture_of_a_run_has_its_methods_colour(tmp_path):
     draw_run("persafl_maml", curves, two_clients(), 1, [{"arrivals": 2, "test_accuracy": 0.7}], tmp_path / "run.svg")
     picture = (tmp_path / "run.svg").read_text().lower()
     assert picture.count(style_of("persafl_maml").colour.lower()) >= 5  # two lines, two bars, a mark
-    assert not [colour for colour in COLOURS if colour.lower() in picture and colour not in ("#000000", style_of("persafl_maml").colour)]
+    assert not [
+        colour
+        for colour in COLOURS
+        if colour.lower() in picture and colour not in ("#000000", style_of("persafl_maml").colour)
+    ]
 
 
 def spent(method="persafl_me", updates=(0, 10, 20), sent=4000.0, **more):
@@ -706,7 +824,8 @@ def test_each_value_of_a_varied_key_has_its_curve():
 
 def test_the_same_method_of_two_targets_is_told_apart():
     runs = [
-        replace(record("fedavg", val=(0, val)), target=target, target_number=number) for number, (target, val) in enumerate((("A", 0.5), ("B", 0.6)))
+        replace(record("fedavg", val=(0, val)), target=target, target_number=number)
+        for number, (target, val) in enumerate((("A", 0.5), ("B", 0.6)))
     ]
     found = task(*runs)
     assert [trial.method for trial in found.chosen] == ["fedavg (B)", "fedavg (A)"]
@@ -716,11 +835,32 @@ def test_the_same_method_of_two_targets_is_told_apart():
     assert found.reference("fedavg") is not None
     assert "difference to fedavg (B)" in content_of(runs, "t").parts[0].table.columns
     differing = [replace(run, config=run.config | {"method.buffer": number}) for number, run in enumerate(runs)]
-    assert [trial.setting for trial in task(*differing).chosen] == [(("method.buffer", "1"),), (("method.buffer", "0"),)], "also by their settings"
+    assert [trial.setting for trial in task(*differing).chosen] == [
+        (("method.buffer", "1"),),
+        (("method.buffer", "0"),),
+    ], "also by their settings"
+
+
+def test_a_method_of_two_targets_is_compared_with_the_firsts_unless_its_target_is_named():
+    runs = [
+        replace(record(method, val=(0, val)), target=target, target_number=number)
+        for number, (target, vals) in enumerate((("A", (0.5, 0.4)), ("B", (0.6, 0.7))))
+        for method, val in zip(("fedavg", "persafl_me"), vals, strict=True)
+    ]
+    for asked, name in (("fedavg", "fedavg (A)"), ("fedavg (B)", "fedavg (B)")):
+        table = content_of(runs, "t", against=asked).parts[0].table
+        column = table.columns.index(f"difference to {name}")
+        assert [row[0] for row in table.rows if row[column] == "reference"] == [name]
+        (task_of_all,) = tasks_of(runs[::-1], (), asked)
+        assert task_of_all.reference(None).method == name, "whatever the order of the runs"
 
 
 def test_a_key_that_can_be_null_has_a_place_for_it():
-    (chart,) = [chart for chart in charts_of(task(*(record(schedule__tau=tau) for tau in (10, None, 2)))) if chart.name == "sensitivity_schedule.tau"]
+    (chart,) = [
+        chart
+        for chart in charts_of(task(*(record(schedule__tau=tau) for tau in (10, None, 2))))
+        if chart.name == "sensitivity_schedule.tau"
+    ]
     assert [text for _, text in chart.ticks] == ["2", "10", "null"]
 
 
@@ -744,11 +884,18 @@ def test_a_method_has_one_colour_in_page_and_figures(tmp_path):
         for method, value in (("persafl_me", 0.5), ("fedavg", 0.4), ("mine", 0.3))
         for seed in (0, 1)
     ]
-    runs += [record(method, val=[0.7] * 5, test=[0.7] * 5, method__lam=9) for method in ("persafl_me", "fedavg", "mine")]
+    runs += [
+        record(method, val=[0.7] * 5, test=[0.7] * 5, method__lam=9) for method in ("persafl_me", "fedavg", "mine")
+    ]
     write_report(runs, "t", tmp_path)
     page = charts_in((tmp_path / "report.html").read_text())
     for method in ("persafl_me", "fedavg", "mine"):
-        lines = [trace["line"]["color"] for plotted in page.values() for trace in plotted["data"] if trace.get("name") == method and "line" in trace]
+        lines = [
+            trace["line"]["color"]
+            for plotted in page.values()
+            for trace in plotted["data"]
+            if trace.get("name") == method and "line" in trace
+        ]
         assert len(lines) >= 3
         assert set(lines) == {style_of(method).colour}
         assert style_of(method).colour.lower() in (tmp_path / "accuracy.svg").read_text().lower()
@@ -788,9 +935,23 @@ def charts_in(page):
 
 
 def hostile_records():
-    runs = [record(HOSTILE, seed=seed, method__note=note, schedule__name=HOSTILE) for seed in (0, 1) for note in (HOSTILE, "plain")]
+    runs = [
+        record(HOSTILE, seed=seed, method__note=note, schedule__name=HOSTILE)
+        for seed in (0, 1)
+        for note in (HOSTILE, "plain")
+    ]
     runs = [with_timeline(run) for run in runs]
-    return [*runs, record(HOSTILE, status="FAILED", error=f"Boom: {HOSTILE}\nsecond line", method__note=HOSTILE, seed=7, schedule__name=HOSTILE)]
+    return [
+        *runs,
+        record(
+            HOSTILE,
+            status="FAILED",
+            error=f"Boom: {HOSTILE}\nsecond line",
+            method__note=HOSTILE,
+            seed=7,
+            schedule__name=HOSTILE,
+        ),
+    ]
 
 
 def test_names_and_errors_are_text_in_the_page(tmp_path):
@@ -844,7 +1005,11 @@ def test_latex_cells_cannot_be_broken():
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX on this machine")
 def test_latex_tables_compile_whatever_names_are_in_them(tmp_path):
-    many = [replace(record(HOSTILE, seed=seed, method__lam=lam), clients=[{"client": 0, "arrivals": 1.0}]) for seed in range(30) for lam in (1, 2)]
+    many = [
+        replace(record(HOSTILE, seed=seed, method__lam=lam), clients=[{"client": 0, "arrivals": 1.0}])
+        for seed in range(30)
+        for lam in (1, 2)
+    ]
     write_report([*many, *hostile_records(), untrained(HOSTILE)], HOSTILE, tmp_path)
     inputs = "\n".join(f"\\input{{{file.stem}}}" for file in sorted(tmp_path.glob("*.tex")))
     packages = r"\documentclass{article}\usepackage[T1]{fontenc}\usepackage{booktabs,graphicx,longtable}"
@@ -872,13 +1037,17 @@ def test_every_file_exists_and_the_page_loads_nothing(tmp_path):
     names = {file.name for file in files}
     tables = {f"{stem}.{kind}" for stem in ("summary", "runs", "clients") for kind in ("csv", "tex")}
     assert {"report.html", "report.md", "curves.csv"} | tables <= names
-    assert {f"{stem}.{suffix}" for stem in ("accuracy", "concurrency", "staleness", "schedule") for suffix in ("png", "svg")} <= names
+    assert {
+        f"{stem}.{suffix}" for stem in ("accuracy", "concurrency", "staleness", "schedule") for suffix in ("png", "svg")
+    } <= names
     page = (tmp_path / "new" / "folder" / "report.html").read_text()
     library = max(re.findall(r"<script>(.*?)</script>", page, re.DOTALL), key=len)
     assert page.count("plotly.js v") == 1
     assert not re.search(r"https?://|//cdn|@import|url\(", page.replace(library, ""))
     for tag, attributes in read(page).tags:
-        assert all(value.startswith("data:") for key, value in attributes.items() if key in ("src", "href", "srcset")), tag
+        assert all(
+            value.startswith("data:") for key, value in attributes.items() if key in ("src", "href", "srcset")
+        ), tag
     markdown = (tmp_path / "new" / "folder" / "report.md").read_text()
     assert set(re.findall(r"\]\(([^)]+)\)", markdown)) <= names
 
@@ -902,14 +1071,29 @@ bare = Record("r", "FINISHED", {})
         ([record(status="RUNNING")], "No run has finished with a score"),
         ([Record("r", "FAILED", {"method.name": "fedavg"}, "ConfigError: no")], "ConfigError: no"),
         (
-            [Record("r", "FINISHED", {"method.name": "fedavg", "seed": 1}, summary={"accuracy": {"val": 0.5, "test": 0.4}})],
+            [
+                Record(
+                    "r",
+                    "FINISHED",
+                    {"method.name": "fedavg", "seed": 1},
+                    summary={"accuracy": {"val": 0.5, "test": 0.4}},
+                )
+            ],
             "fedavg: test accuracy after fine-tuning 0.400 over 1 seed",
         ),
         ([record(test=(0.1, None), val=(0.1, None))], "no finite test accuracy recorded"),
         ([record(test=(), val=(), times=[])], "no finite test accuracy recorded"),
         ([record(test=(0.5,), val=(0.5,), times=[0])], "so no spread is known"),
         (
-            [Record("r", "FINISHED", {"method.name": "m"}, curves={"sim_time": [0, 1], "accuracy.test": [0.5], "accuracy.val": [1, 2]}, summary={})],
+            [
+                Record(
+                    "r",
+                    "FINISHED",
+                    {"method.name": "m"},
+                    curves={"sim_time": [0, 1], "accuracy.test": [0.5], "accuracy.val": [1, 2]},
+                    summary={},
+                )
+            ],
             "no finite test accuracy",
         ),
         (
@@ -945,24 +1129,64 @@ def test_whatever_is_missing_the_report_says_so(tmp_path, records, said):
 
 
 def test_sizes_are_written_in_units():
-    assert [bytes_text(value) for value in (0.0, 999.0, 1000.0, 2.5e6, 7e15, None)] == ["0 B", "999 B", "1.0 kB", "2.5 MB", "7000.0 TB", "-"]
+    assert [bytes_text(value) for value in (0.0, 999.0, 1000.0, 2.5e6, 7e15, None)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "2.5 MB",
+        "7000.0 TB",
+        "-",
+    ]
 
 
 def test_importing_the_label_picture_loads_no_plotting_library():
-    probe = "import sys, persafl_lit.report.labels, persafl_lit.report.record; print(sorted({'plotly', 'matplotlib', 'torch', 'mlflow'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=persafl_lit.__path__[0] + "/..")
+    probe = "import sys, persafl_lit.report.label_counts, persafl_lit.report.record; print(sorted({'plotly', 'matplotlib', 'torch', 'mlflow'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=persafl_lit.__path__[0] + "/.."
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_real_runs_make_a_report(tmp_path):
-    common = ["model=logistic", "clients=6", "updates=40", "local_steps=2", "tracking.enabled=false", "checkpoint.every=0", "executor=serial"]
+    common = [
+        "model=logistic",
+        "clients=6",
+        "updates=40",
+        "local_steps=2",
+        "tracking.enabled=false",
+        "checkpoint.every=0",
+        "executor=serial",
+    ]
     runs = []
-    for method in (["method=fedavg", "schedule.cohort=3"], ["method=persafl_me", "method.lam=20"], ["method=persafl_me", "method.lam=30"]):
+    for method in (
+        ["method=fedavg", "schedule.cohort=3"],
+        ["method=persafl_me", "method.lam=20"],
+        ["method=persafl_me", "method.lam=30"],
+    ):
         result = persafl_lit.run([*common, *method])
         summary = json.loads(json.dumps(result.summary()))
-        runs.append(Record("".join(method), "FINISHED", result.config.flat(), None, summary, result.curves(), result.clients(), result.timeline, 1e6))
+        runs.append(
+            Record(
+                "".join(method),
+                "FINISHED",
+                result.config.flat(),
+                None,
+                summary,
+                result.curves(),
+                result.clients(),
+                result.timeline,
+                1e6,
+            )
+        )
     files = {file.name for file in write_report(runs, "real", tmp_path)}
-    assert {"accuracy.png", "concurrency.png", "clients.png", "staleness.png", "schedule.png", "sensitivity_method.lam.png"} <= files
+    assert {
+        "accuracy.png",
+        "concurrency.png",
+        "clients.png",
+        "staleness.png",
+        "schedule.png",
+        "sensitivity_method.lam.png",
+    } <= files
     with open(tmp_path / "summary.csv", newline="", encoding="utf-8") as file:
         rows = {row["method"]: row for row in csv.DictReader(file)}
     better = max(runs[1:], key=lambda run: run.summary["accuracy"]["val"])
@@ -978,18 +1202,33 @@ def test_a_sweep_that_has_only_begun_is_read_with_its_plan_and_its_metric(tmp_pa
     family = Family(store, "experiment", "few", [], "loss.val")
     assert store.records(family.parent) == [], "the parent is no run to report on"
     run_id = family.child(compose(["method=fedasync", "tracking.experiment=experiment"]), "one")
-    assert [(found.run_id, found.select, found.pruned, found.planned) for found in store.records("few")] == [(run_id, "loss.val", False, None)]
+    assert [(found.run_id, found.select, found.pruned, found.planned) for found in store.records("few")] == [
+        (run_id, "loss.val", False, None)
+    ]
     family.tell(tags={PLANNED: "10"})
-    planned = {target: [found.planned for found in store.records(target)] for target in ("few", family.parent, run_id, "experiment")}
+    planned = {
+        target: [found.planned for found in store.records(target)]
+        for target in ("few", family.parent, run_id, "experiment")
+    }
     assert planned == {"few": [10], family.parent: [10], run_id: [None], "experiment": [None]}
     assert main(["report", "few", "--levels", "0.7", "0.5"]) == 0
-    assert "0 of 10 planned trials finished; the sweep is still running" in (tmp_path / "reports" / "few" / "report.html").read_text()
+    assert (
+        "0 of 10 planned trials finished; the sweep is still running"
+        in (tmp_path / "reports" / "few" / "report.html").read_text()
+    )
     family.end(run_id, "KILLED", tags={PRUNED: "worse"})
     assert store.records("few")[0].pruned
 
 
+@pytest.mark.slow
 def test_the_command_reports_tracked_runs_and_keeps_the_report_with_them(tmp_path, capsys):
-    common = ["tracking.experiment=few", "tracking.model=false", "tracking.figures=false", "executor=serial", "eval.every=2.0"]
+    common = [
+        "tracking.experiment=few",
+        "tracking.model=false",
+        "tracking.figures=false",
+        "executor=serial",
+        "eval.every=2.0",
+    ]
     for method in ("fedavg", "fedasync"):
         persafl_lit.run([*common, f"method={method}", "model=logistic", "clients=10", "horizon=10", "local_steps=2"])
     assert main(["report", "few", "--levels", "0.1234567"]) == 0
@@ -999,7 +1238,9 @@ def test_the_command_reports_tracked_runs_and_keeps_the_report_with_them(tmp_pat
     assert "fedavg" in page
     store = Store(store_uri(None))
     kept = store.client.search_runs([store.experiment("few")], "tags.`persafl.report` = 'few'")
-    assert [file.path for file in store.client.list_artifacts(kept[0].info.run_id, "report")].count("report/report.html") == 1
+    assert [file.path for file in store.client.list_artifacts(kept[0].info.run_id, "report")].count(
+        "report/report.html"
+    ) == 1
     assert main(["report", "few"]) == 0
     assert "2 runs of few" in capsys.readouterr().out, "a report is not a run to report on"
     run_id = store.records("few")[0].run_id
@@ -1039,7 +1280,9 @@ def test_runs_of_0_1_are_reported_together_with_todays(tmp_path, capsys):
             gone = [(run_id, key) for key in ADDED]
             expected = sum(beside in old[0].config.flat() or beside == "seed" for beside in ADDED_BESIDE.values())
             assert store.executemany("delete from params where run_uuid = ? and key = ?", gone).rowcount == expected
-        store.execute("update params set value = 'separate' where run_uuid = ? and key = 'method.rule'", (old[1].run_id,))
+        store.execute(
+            "update params set value = 'separate' where run_uuid = ? and key = 'method.rule'", (old[1].run_id,)
+        )
     for file in (tmp_path / "mlruns").rglob("results.json"):
         content = json.loads(file.read_text())
         if content["summary"]["run_id"] in {result.run_id for result in old}:

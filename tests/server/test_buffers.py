@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import lightning as L
 import pytest
 import torch
@@ -12,17 +10,21 @@ from hypothesis import strategies as st
 from torch import nn
 
 from persafl_lit import compose, run
-from persafl_lit.buffers import MixedBuffers
-from persafl_lit.client import Classifier, ClientDataModule, check_backbone
 from persafl_lit.data import Digits
+from persafl_lit.engine.executors import Work, Worker
+from persafl_lit.engine.messages import CostGradient, Evaluate, Train
 from persafl_lit.errors import ConfigError, ModelError
-from persafl_lit.evaluate import whole_batches
-from persafl_lit.executors import Work, Worker
-from persafl_lit.finetune import Finetune, MamlStep, Prox, Sgd
-from persafl_lit.messages import CostGradient, Evaluate, Train
-from persafl_lit.objectives import OBJECTIVES, Maml, Moreau, Plain
-from persafl_lit.server import Descent, Mixing, State
+from persafl_lit.learning.client_data import ClientDataModule
+from persafl_lit.learning.evaluation import whole_batches
+from persafl_lit.learning.objectives import OBJECTIVES, Maml, Moreau, Plain
+from persafl_lit.learning.personalisation import Finetune, MamlStep, Prox, Sgd
+from persafl_lit.models.backbone import check_backbone
+from persafl_lit.models.classifier import Classifier
+from persafl_lit.server.buffers import MixedBuffers
+from persafl_lit.server.rules import Descent, Mixing
+from persafl_lit.server.state import State
 from tests.digests import killed_and_resumed
+from tests.support.runs import bits, run_for
 
 QUIET = ["tracking.enabled=false", "checkpoint.every=0"]
 SMALL = [*QUIET, "clients=6", "updates=24", "local_steps=3", "batch_size=8"]
@@ -31,18 +33,27 @@ METHODS = {"fedasync": [], "persafl_maml": [], "persafl_me": ["method.inner_step
 
 def normed(momentum=0.1):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8, momentum=momentum), nn.ReLU(), nn.Linear(8, 10))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8, momentum=momentum), nn.ReLU(), nn.Linear(8, 10)
+    )
 
 
 def worker_of(network, objective=Plain(), rules=None, buffers="local", batch_size=8):  # noqa: B008
     federation = Digits().federation(6, 0)
     policy = compose([f"model.buffers={buffers}"]).buffers()
-    return Worker(Work(check_backbone(network), federation, objective, rules or {"none": Finetune()}, 4, 0.05, batch_size, 0, buffers=policy))
-
-
-def bits(result):
-    memory = {client: {name: value.tolist() for name, value in kept.items()} for client, kept in result.memory.items()}
-    return json.dumps([result.curves(), memory, {name: value.tolist() for name, value in result.state_dict().items()}])
+    return Worker(
+        Work(
+            check_backbone(network),
+            federation,
+            objective,
+            rules or {"none": Finetune()},
+            4,
+            0.05,
+            batch_size,
+            0,
+            buffers=policy,
+        )
+    )
 
 
 # -- ordinary training ------------------------------------------------------------------------------------------------
@@ -62,19 +73,34 @@ def ordinary(network, steps, eta):
 @pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize(("method", "policy"), [("local", "local"), ("fedasync", "local"), ("fedasync", "shared")])
 def test_batchnorm_with_one_client_is_ordinary_training(method, policy, momentum):
-    settings = [*QUIET, "clients=1", "updates=5", "local_steps=4", "batch_size=8", "eta=0.05", "precision=64", "eval.finetune=none"]
+    settings = [
+        *QUIET,
+        "clients=1",
+        "updates=5",
+        "local_steps=4",
+        "batch_size=8",
+        "eta=0.05",
+        "precision=64",
+        "eval.finetune=none",
+    ]
     result = run([*settings, f"method={method}", f"model.buffers={policy}"], model=normed(momentum))
     federation = Digits().federation(1, 0).to(torch.device("cpu"), torch.float64)
     data = ClientDataModule(federation, 0, Plain(), 4, 8, 0)
-    expected = ordinary(normed(momentum).double(), [step for visit in range(5) for step in data.steps(visit)], 0.05).state_dict()
+    expected = ordinary(
+        normed(momentum).double(), [step for visit in range(5) for step in data.steps(visit)], 0.05
+    ).state_dict()
     found = result.client_state_dict(0)
     for name, value in expected.items():
         torch.testing.assert_close(found[name].to(value.dtype), value, rtol=1e-6, atol=1e-7)
     assert int(found["network.2.num_batches_tracked"]) == 20
-    assert torch.equal(result.state_dict()["network.2.running_var"], found["network.2.running_var"]), "the mean of one client"
+    assert torch.equal(result.state_dict()["network.2.running_var"], found["network.2.running_var"]), (
+        "the mean of one client"
+    )
 
 
-@pytest.mark.parametrize("objective", [Plain(), Maml(alpha=0.1), Maml(alpha=0.1, hvp="finite_difference"), Moreau(lam=20.0, inner_steps=3)])
+@pytest.mark.parametrize(
+    "objective", [Plain(), Maml(alpha=0.1), Maml(alpha=0.1, hvp="finite_difference"), Moreau(lam=20.0, inner_steps=3)]
+)
 def test_only_the_first_pass_of_a_local_step_changes_the_statistics(objective):
     """The first pass of a step is at w: on D for most, on D' for MAML. Statistics are as if nothing else had been computed."""
     worker = worker_of(normed(), objective)
@@ -102,7 +128,9 @@ def test_evaluation_fine_tuning_and_costs_leave_no_trace():
     assert torch.equal(worker.module.f.statistics.vector(), kept["buffers"])
     assert worker.evaluate(Evaluate(2, tuple(rules), read, kept)) == scores
     other = {"buffers": kept["buffers"] * 2}
-    assert worker.evaluate(Evaluate(2, tuple(rules), read, other)).own != scores.own, "a client is measured with its own"
+    assert worker.evaluate(Evaluate(2, tuple(rules), read, other)).own != scores.own, (
+        "a client is measured with its own"
+    )
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -115,7 +143,9 @@ def test_a_job_depends_on_nothing_but_its_inputs(name, policy):
     worker.train(Train(1, 0, {"w": worker.start + 0.1, **worker.published}, first.memory))
     again = worker.train(job)
     for before, after in ((first.sent, again.sent), (first.memory, again.memory)):
-        assert {key: value.tolist() for key, value in before.items()} == {key: value.tolist() for key, value in after.items()}
+        assert {key: value.tolist() for key, value in before.items()} == {
+            key: value.tolist() for key, value in after.items()
+        }
 
 
 def test_a_client_without_statistics_is_evaluated_with_those_of_its_training_data():
@@ -168,7 +198,9 @@ def test_shared_statistics_are_sent_and_counted():
     parameters = sum(parameter.numel() for parameter in result.model.parameters())
     assert result.summary()["bytes_communicated"] == 2 * 4 * (parameters + 17) * 24
     assert not result.memory
-    assert torch.equal(result.client_state_dict(3)["network.2.running_var"], result.state_dict()["network.2.running_var"])
+    assert torch.equal(
+        result.client_state_dict(3)["network.2.running_var"], result.state_dict()["network.2.running_var"]
+    )
 
 
 def test_all_clients_a_round_average_their_statistics():
@@ -177,8 +209,12 @@ def test_all_clients_a_round_average_their_statistics():
     worker = worker_of(normed(), buffers="shared")
     worker.work = Work(**{**vars(worker.work), "local_steps": 3, "eta": 0.01})
     worker.module.eta = 0.01
-    reached = [worker.train(Train(client, 0, {"w": worker.start, **worker.published})).sent["buffers"] for client in range(6)]
-    torch.testing.assert_close(result.state_dict()["network.2.running_var"], torch.stack(reached).mean(0)[8:16], rtol=1e-5, atol=1e-6)
+    reached = [
+        worker.train(Train(client, 0, {"w": worker.start, **worker.published})).sent["buffers"] for client in range(6)
+    ]
+    torch.testing.assert_close(
+        result.state_dict()["network.2.running_var"], torch.stack(reached).mean(0)[8:16], rtol=1e-5, atol=1e-6
+    )
 
 
 positive = st.floats(2.0**-100, 2.0**100, width=32)
@@ -187,7 +223,12 @@ positive = st.floats(2.0**-100, 2.0**100, width=32)
 @settings(max_examples=200, deadline=None)
 @given(
     rule=st.one_of(
-        st.builds(Descent, beta=st.floats(1e-3, 1e3), buffer=st.integers(1, 5), discount=st.sampled_from(["constant", "polynomial", "hinge"])),
+        st.builds(
+            Descent,
+            beta=st.floats(1e-3, 1e3),
+            buffer=st.integers(1, 5),
+            discount=st.sampled_from(["constant", "polynomial", "hinge"]),
+        ),
         st.builds(Mixing, mix=st.floats(0.01, 1.0)),
     ),
     a=st.floats(1e-6, 1.0),
@@ -250,18 +291,34 @@ def test_a_killed_and_resumed_run_has_the_bits_of_an_undisturbed_one(method, pol
         "eval.finetune=none",
         "eta=0.001",
     ]
-    overrides += ["model=torchvision", "model.arch=shufflenet_v2_x0_5", f"method={method}", *METHODS[method], f"model.buffers={policy}"]
+    overrides += [
+        "model=torchvision",
+        "model.arch=shufflenet_v2_x0_5",
+        f"method={method}",
+        *METHODS[method],
+        f"model.buffers={policy}",
+    ]
     found = killed_and_resumed(overrides, tmp_path)
     state = run(overrides).state_dict()
-    assert found == hashlib.sha256(b"".join(name.encode() + value.numpy().tobytes() for name, value in sorted(state.items()))).hexdigest()
+    assert (
+        found
+        == hashlib.sha256(
+            b"".join(name.encode() + value.numpy().tobytes() for name, value in sorted(state.items()))
+        ).hexdigest()
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("policy", ["local", "shared"])
 def test_an_interrupted_and_resumed_run_has_the_same_bits(method, policy):
-    from tests.test_resume import run_for
-
-    overrides = [*SMALL[1:], "tracking.enabled=false", "checkpoint.every=5", f"method={method}", *METHODS[method], f"model.buffers={policy}"]
+    overrides = [
+        *SMALL[1:],
+        "tracking.enabled=false",
+        "checkpoint.every=5",
+        f"method={method}",
+        *METHODS[method],
+        f"model.buffers={policy}",
+    ]
     whole = run(overrides, model=normed())
     with pytest.raises(Exception, match="stopped after update"):
         run_for(overrides, 11, model=normed())
@@ -298,7 +355,9 @@ def test_constant_buffers_are_neither_sent_nor_kept():
     assert {len(kept["buffers"]) for kept in result.memory.values()} == {1}
     assert torch.equal(result.state_dict()["table"], torch.linspace(0, 1, 64))
     visits = result.timeline.arrivals_per_client()
-    assert {client: int(kept["buffers"]) for client, kept in result.memory.items()} == {client: 3 * int(visits[client]) for client in result.memory}
+    assert {client: int(kept["buffers"]) for client, kept in result.memory.items()} == {
+        client: 3 * int(visits[client]) for client in result.memory
+    }
     assert run([*SMALL, "method=fedasync", "model.buffers=refuse"], model=Linear()).memory == {}
 
 
@@ -316,7 +375,8 @@ def test_a_constant_that_changes_later_is_refused():
 
 def test_buffers_may_be_refused():
     with pytest.raises(
-        ConfigError, match=r"training changes the model's buffer 'network.2.running_mean' \(BatchNorm does that\), and model.buffers=refuse"
+        ConfigError,
+        match=r"training changes the model's buffer 'network.2.running_mean' \(BatchNorm does that\), and model.buffers=refuse",
     ):
         run([*SMALL, "model.buffers=refuse"], model=normed())
     with pytest.raises(ConfigError, match="model.buffers_mix is for model.buffers=shared"):
@@ -345,7 +405,9 @@ def test_a_last_batch_of_one_sample_is_joined_to_its_neighbour():
 
 
 def test_a_model_that_cannot_take_a_step_is_told():
-    with pytest.raises(ModelError, match="client 0 cannot be trained: ValueError: Expected more than 1 value per channel"):
+    with pytest.raises(
+        ModelError, match="client 0 cannot be trained: ValueError: Expected more than 1 value per channel"
+    ):
         run([*SMALL, "batch_size=1"], model=normed())
 
 

@@ -53,25 +53,35 @@ class Browser:
 
     def open(self, address: str, width: int = 1600, height: int = 1300) -> None:
         self.complaints.clear()
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
-        self.call("Page.navigate", url="about:blank")  # an address that differs in its fragment only would not load anew
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        self.call(
+            "Page.navigate", url="about:blank"
+        )  # an address that differs in its fragment only would not load anew
         self.call("Page.navigate", url=address)
 
     def wait_for(self, *names: str, seconds: float = 120) -> None:
         """All of these are on the page, sooner or later."""
-        self.wait_until(f"{json.dumps(names)}.filter(name => !document.documentElement.outerHTML.includes(name))", [], seconds)
+        self.wait_until(
+            f"{json.dumps(names)}.filter(name => !document.documentElement.outerHTML.includes(name))", [], seconds
+        )
 
     def wait_until(self, expression: str, wanted: Any, seconds: float = 120) -> None:
         give_up_at = time.monotonic() + seconds
         while (found := self.evaluate(expression)) != wanted:
-            assert time.monotonic() < give_up_at, f"{expression} is {found}, not {wanted}, at {self.evaluate('location.href')}"
+            assert time.monotonic() < give_up_at, (
+                f"{expression} is {found}, not {wanted}, at {self.evaluate('location.href')}"
+            )
             time.sleep(0.25)
 
     def evaluate(self, expression: str) -> Any:
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def screenshot(self, file: Path, whole: bool = False) -> None:
-        file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]))
+        file.write_bytes(
+            base64.b64decode(self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"])
+        )
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self._loop.run_until_complete(self._call(method, parameters))

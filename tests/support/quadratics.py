@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from persafl_lit.client import QuadraticModel
 from persafl_lit.data.federation import Batch
-from persafl_lit.loss import FlatLoss
+from persafl_lit.learning.flat_loss import FlatLoss
+from persafl_lit.models.classifier import QuadraticModel
 
 
 def random_quadratics(clients: int, dimension: int, seed: int = 0):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 from pathlib import Path
 
@@ -14,12 +15,13 @@ from persafl_lit import __version__
 from persafl_lit.cli import main
 from persafl_lit.report.export import runs_csv
 from persafl_lit.report.record import Record
+from persafl_lit.sweep.finished import read_finished
 from persafl_lit.sweep.plan import plan_of
-from persafl_lit.sweep.source import Source
 from persafl_lit.sweep.trials import first_trials, on_other_seeds
+from persafl_lit.sweep.yaml_lines import Source
 from persafl_lit.tracking import store_uri
-from persafl_lit.tracking.family import Family
 from persafl_lit.tracking.store import Store
+from persafl_lit.tracking.sweep_runs import Family
 
 SWEEP = """name: small
 overrides: [model=logistic, clients=4, updates=12, local_steps=1, eval.every=5.0, tracking.model=false, tracking.figures=false]
@@ -29,7 +31,18 @@ grid:
 seeds: [0, 1]
 select: {metric: accuracy.val, stages: two}
 """
-CONTRACT = ["method", "seed", "status", "trial", "sim_time", "updates", "versions", "grad_evals", "accuracy_val", "accuracy_test"]
+CONTRACT = [
+    "method",
+    "seed",
+    "status",
+    "trial",
+    "sim_time",
+    "updates",
+    "versions",
+    "grad_evals",
+    "accuracy_val",
+    "accuracy_test",
+]
 
 
 def plan(text=SWEEP):
@@ -51,19 +64,29 @@ def write(path, rows):
 
 def row(trial, val, **more):
     """As an export has it, with the least that it must have."""
-    told = dict.fromkeys(CONTRACT, "1") | {"method": trial.method, "seed": str(trial.seed), "status": "FINISHED", "trial": trial.hash}
+    told = dict.fromkeys(CONTRACT, "1") | {
+        "method": trial.method,
+        "seed": str(trial.seed),
+        "status": "FINISHED",
+        "trial": trial.hash,
+    }
     return told | {"accuracy_val": str(val), "accuracy_test": "0.5", "version": __version__} | more
 
 
 def rows_of_all(text=SWEEP):
     """The second setting of each method is its best; so is every second-stage row that might be asked for there."""
     first = first_trials(plan(text))
-    return [row(trial, 0.6 + 0.1 * (number % 2)) for number, trial in enumerate([*first, *on_other_seeds(plan(text), first)])]
+    return [
+        row(trial, 0.6 + 0.1 * (number % 2))
+        for number, trial in enumerate([*first, *on_other_seeds(plan(text), first)])
+    ]
 
 
 def children(folder="."):
     store = Store(store_uri(f"sqlite:///{folder}/mlruns/mlflow.db"))
-    return store, store.search([found.experiment_id for found in store.client.search_experiments()], "tags.`persafl.trial` != ''")
+    return store, store.search(
+        [found.experiment_id for found in store.client.search_experiments()], "tags.`persafl.trial` != ''"
+    )
 
 
 @pytest.fixture
@@ -97,18 +120,26 @@ def test_an_export_has_every_run_to_the_last_bit(exported):
     assert head[:13] == [*CONTRACT, "bytes_communicated", "version", "wall_seconds"]
     assert head[-2:] == ["method.beta", "method.lam"]
     assert {found["trial"] for found in rows} == {run.data.tags["persafl.trial"] for run in runs}
-    assert [(found["method"], found["seed"], found["trial"]) for found in rows] == sorted((r["method"], r["seed"], r["trial"]) for r in rows)
+    assert [(found["method"], found["seed"], found["trial"]) for found in rows] == sorted(
+        (r["method"], r["seed"], r["trial"]) for r in rows
+    )
     for found in rows:
         summary = json.loads(store.text(found["run_id"], "summary.json"))
         assert (found["status"], found["version"]) == ("FINISHED", __version__)
         assert float(found["accuracy_val"]) == summary["accuracy"]["val"]
         assert float(found["staleness_mean"]) == summary["staleness"]["mean"]
         assert int(found["grad_evals"]) == summary["grad_evals"]
-    assert {(found["method"], found["method.lam"]) for found in rows} == {("fedasync", ""), ("persafl_me", "20.0"), ("persafl_me", "30.0")}
+    assert {(found["method"], found["method.lam"]) for found in rows} == {
+        ("fedasync", ""),
+        ("persafl_me", "20.0"),
+        ("persafl_me", "30.0"),
+    }
     curves = read(exported / "export/curves.csv")
     assert list(curves[0])[:7] == ["method", "seed", "trial", "sim_time", "updates", "grad_evals", "accuracy_val"]
     last = {found["trial"]: found for found in curves}
-    assert {trial: found["accuracy_val"] for trial, found in last.items()} == {found["trial"]: found["accuracy_val"] for found in rows}
+    assert {trial: found["accuracy_val"] for trial, found in last.items()} == {
+        found["trial"]: found["accuracy_val"] for found in rows
+    }
 
 
 @pytest.mark.slow
@@ -131,7 +162,11 @@ def test_a_sweep_that_ran_elsewhere_is_whole_here_and_is_exported_as_it_was(expo
 @pytest.mark.slow
 def test_exported_trials_take_part_in_the_selection_and_the_rest_is_run(exported, sweep_file, capsys):
     rows = read(exported / "export/runs.csv")
-    left_out = next(found for found in rows if found["method"] == "persafl_me" and found["seed"] == "0" and found["method.lam"] == "30.0")
+    left_out = next(
+        found
+        for found in rows
+        if found["method"] == "persafl_me" and found["seed"] == "0" and found["method.lam"] == "30.0"
+    )
     for found in rows:
         if found["method"] == "fedasync" and found["seed"] == "0":  # the worse setting elsewhere is the better one here
             found["accuracy_val"] = "0.99" if found["method.beta"] == "0.8" else "0.01"
@@ -142,7 +177,9 @@ def test_exported_trials_take_part_in_the_selection_and_the_rest_is_run(exported
     assert [trial["imported"] for trial in found["trials"]] == [part, part, part, "", "", ""]
     original = {told["trial"]: told for told in rows}
     for trial in found["trials"][3:]:
-        assert trial["trial"] not in original or trial["accuracy.val"] == float(original[trial["trial"]]["accuracy_val"])
+        assert trial["trial"] not in original or trial["accuracy.val"] == float(
+            original[trial["trial"]]["accuracy_val"]
+        )
 
 
 # -- what counts ------------------------------------------------------------------------------------------------------
@@ -153,15 +190,63 @@ def test_exported_trials_are_runs_of_the_store_that_the_next_start_finds(sweep_f
     assert main(["sweep", sweep_file, "--finished", file]) == 0
     assert "6 trials, 6 finished, 6 of them from runs.csv" in capsys.readouterr().out
     _, runs = children()
-    assert len(runs) == 6  # four settings, and the best of two methods on the other seed; what was not asked for is left out
+    assert (
+        len(runs) == 6
+    )  # four settings, and the best of two methods on the other seed; what was not asked for is left out
     assert {(run.info.status, run.data.tags["persafl.imported"], run.data.tags["persafl.version"]) for run in runs} == {
         ("FINISHED", "runs.csv", __version__)
     }
     assert main(["sweep", sweep_file, "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert [trial["imported"] for trial in again["trials"]] == ["runs.csv"] * 6
-    assert sorted(chosen["setting"].popitem() for chosen in again["chosen"]) == [("method.beta", 1.2), ("method.lam", 30)]
+    assert sorted(chosen["setting"].popitem() for chosen in again["chosen"]) == [
+        ("method.beta", 1.2),
+        ("method.lam", 30),
+    ]
     assert len(children()[1]) == 6
+
+
+def test_a_report_of_several_targets_is_read_back_by_each_of_their_sweeps(sweep_file, capsys):
+    """Two sweeps in one store, reported together: what is not this sweep's is counted and left out."""
+    other = SWEEP.replace("name: small", "name: other").replace("updates=12", "updates=13")
+    Path("other.yaml").write_text(other)
+    assert main(["sweep", sweep_file, "--finished", write("runs.csv", rows_of_all())]) == 0
+    assert main(["sweep", "other.yaml", "--finished", write("runs.csv", rows_of_all(other))]) == 0
+    assert main(["report", "small", "other", "--out", "both"]) == 0
+    rows = read("both/runs.csv")
+    assert {(found["method"], found["target"]) for found in rows} == {
+        (method, target) for method in ("fedasync", "persafl_me") for target in ("small", "other")
+    }
+    capsys.readouterr()
+    for name in ("small", "other"):
+        assert main(["sweep", f"{name}.yaml", "--finished", "both/runs.csv", f"tracking.uri=sqlite:///{name}.db"]) == 0
+        said = capsys.readouterr()
+        assert f"{name}: 6 trials, 6 finished, 6 of them from both/runs.csv" in said.out
+        left = "other" if name == "small" else "small"
+        assert f"both/runs.csv: 6 finished rows of other targets ('{left}') are no trials of this sweep" in said.err
+
+
+def test_a_run_that_trained_nothing_is_no_result_after_it_was_read_back(sweep_file):
+    rows = rows_of_all()
+    rows[0] |= {"accuracy_val": "0.99", "note": "no result: the model never changed"}
+    found = read_finished(plan(), [write("runs.csv", [{"note": "", **told} for told in rows])]).trials
+    trial = first_trials(plan())[0]
+    assert math.isnan(plan().select.score(found[trial.hash].summary(trial)))
+
+
+def test_curves_are_read_in_order_of_time_whatever_the_order_of_their_rows(sweep_file):
+    file, (trial, other) = write("runs.csv", rows_of_all()), first_trials(plan())[:2]
+    times = {trial.hash: (30.0, 0.0, 10.0, 20.0), other.hash: (0.0, 5.0)}
+    curves = [
+        {"method": "fedasync", "seed": "0", "trial": name, "sim_time": str(time), "updates": str(time / 10)}
+        for place in range(4)
+        for name, moments in times.items()
+        for time in moments[place : place + 1]
+    ]
+    write("curves.csv", curves)
+    found = read_finished(plan(), [file]).trials
+    assert found[trial.hash].curves == {"sim_time": [0.0, 10.0, 20.0, 30.0], "updates": [0.0, 1.0, 2.0, 3.0]}
+    assert found[other.hash].curves["sim_time"] == [0.0, 5.0]
 
 
 def test_a_trial_that_was_interrupted_here_and_finished_elsewhere_keeps_its_one_run(sweep_file):
@@ -179,16 +264,42 @@ def test_a_finished_run_of_the_store_comes_before_a_file(sweep_file, capsys):
     rows = rows_of_all()
     assert main(["sweep", sweep_file, "--finished", write("runs.csv", rows)]) == 0
     capsys.readouterr()
-    assert main(["sweep", sweep_file, "--json", "--finished", write("other.csv", [{**found, "accuracy_val": "0.1"} for found in rows])]) == 0
+    assert (
+        main(
+            [
+                "sweep",
+                sweep_file,
+                "--json",
+                "--finished",
+                write("other.csv", [{**found, "accuracy_val": "0.1"} for found in rows]),
+            ]
+        )
+        == 0
+    )
     assert {trial["imported"] for trial in json.loads(capsys.readouterr().out)["trials"]} == {"runs.csv"}
 
 
 def test_a_dry_run_shows_what_remains(sweep_file, capsys, tmp_path):
     rows = rows_of_all()
-    assert main(["sweep", sweep_file, "--dry-run", "--finished", write("a.csv", rows[:2]), "--finished", write("b.csv", rows[1:3])]) == 0
+    assert (
+        main(
+            [
+                "sweep",
+                sweep_file,
+                "--dry-run",
+                "--finished",
+                write("a.csv", rows[:2]),
+                "--finished",
+                write("b.csv", rows[1:3]),
+            ]
+        )
+        == 0
+    )
     said = capsys.readouterr().out
     assert "fedasync beta=0.8 seed=0  (in a.csv)" in said
-    assert "4 trials; 3 are finished, 1 remain, then each method's best by accuracy.val on 1 more seeds: 2 trials" in said
+    assert (
+        "4 trials; 3 are finished, 1 remain, then each method's best by accuracy.val on 1 more seeds: 2 trials" in said
+    )
     assert main(["sweep", sweep_file, "--dry-run", "--finished", write("a.csv", rows[:4])]) == 0
     said = capsys.readouterr().out
     assert "   6  " in said  # all of the first stage is there, so the second is known
@@ -212,7 +323,10 @@ def test_trials_of_another_version_count_only_if_asked(sweep_file, capsys):
     file = write("runs.csv", [*rows, stranger])
     assert main(["sweep", sweep_file, "--dry-run", "--finished", file]) == 0
     said = capsys.readouterr()
-    assert f"runs.csv: 9 finished rows of another version (0.1.0; this is {__version__}) do not count; --any-version counts them" in said.err
+    assert (
+        f"runs.csv: 9 finished rows of another version (0.1.0; this is {__version__}) do not count; --any-version counts them"
+        in said.err
+    )
     assert "(in runs.csv)" not in said.out
     assert main(["sweep", sweep_file, "--dry-run", "--any-version", "--finished", file]) == 0
     said = capsys.readouterr()
@@ -222,7 +336,10 @@ def test_trials_of_another_version_count_only_if_asked(sweep_file, capsys):
 
 
 def test_rows_that_did_not_finish_do_not_count(sweep_file, capsys):
-    rows = [{**found, "status": status, "accuracy_val": ""} for found, status in zip(rows_of_all(), ("FAILED", "KILLED", "RUNNING"), strict=False)]
+    rows = [
+        {**found, "status": status, "accuracy_val": ""}
+        for found, status in zip(rows_of_all(), ("FAILED", "KILLED", "RUNNING"), strict=False)
+    ]
     assert main(["sweep", sweep_file, "--dry-run", "--finished", write("runs.csv", rows)]) == 0
     assert "(in runs.csv)" not in capsys.readouterr().out
 
@@ -262,7 +379,10 @@ def without(*columns):
         ([{**FIRST, "accuracy_val": ""}], "runs.csv:2: accuracy_val of a finished trial is empty"),
         ([{**FIRST, "updates": "-3"}], "runs.csv:2: updates must be >= 0; got '-3'"),
         ([{**FIRST, "seed": "1"}], f"runs.csv:2: the trial {FIRST['trial']} is fedasync seed=0, not 'fedasync seed=1'"),
-        ([FIRST, FIRST, {**FIRST, "accuracy_val": "0.7"}], "runs.csv:4: the trial " + FIRST["trial"] + " has another result than in runs.csv:2"),
+        (
+            [FIRST, FIRST, {**FIRST, "accuracy_val": "0.7"}],
+            "runs.csv:4: the trial " + FIRST["trial"] + " has another result than in runs.csv:2",
+        ),
     ],
 )
 def test_a_bad_file_is_refused_by_line(rows, message, sweep_file, capsys, tmp_path):
@@ -316,4 +436,7 @@ def test_a_varied_key_that_is_called_like_a_result_gets_a_column_of_its_own():
 
     header, *rows = csv.reader(io.StringIO(runs_csv([record(5), record(9)])))
     assert len(header) == len(set(header))
-    assert [(row[header.index("updates")], row[header.index("config.updates")]) for row in rows] == [("7", "5"), ("7", "9")]
+    assert [(row[header.index("updates")], row[header.index("config.updates")]) for row in rows] == [
+        ("7", "5"),
+        ("7", "9"),
+    ]

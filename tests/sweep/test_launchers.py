@@ -36,7 +36,14 @@ def folder_with_sweep(path, text=SWEEP):
 
 
 def start(folder, *options, **environment):
-    return subprocess.Popen([*COMMAND, *options], cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
+    return subprocess.Popen(
+        [*COMMAND, *options],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
 
 
 def finish(folder, *options, code=0, **environment):
@@ -63,7 +70,10 @@ def histories(folder):
     for run in runs(folder):
         for name in run.data.metrics:
             if name != "wall_seconds":
-                values = [(metric.step, metric.timestamp, metric.value) for metric in store.client.get_metric_history(run.info.run_id, name)]
+                values = [
+                    (metric.step, metric.timestamp, metric.value)
+                    for metric in store.client.get_metric_history(run.info.run_id, name)
+                ]
                 found[run.data.tags["persafl.trial"], name] = sorted(values)
     return found
 
@@ -87,7 +97,10 @@ def test_a_sweep_is_a_parent_with_a_finished_child_for_every_trial(undisturbed):
     assert {run.data.tags["persafl.trial"] for run in children} == {row["trial"] for row in rows}
     assert {run.info.status for run in [parent, *children]} == {"FINISHED"}
     assert {run.info.run_name for run in children} >= {"fedasync beta=0.8 seed=0", "persafl_me lam=30.0 seed=1"}
-    assert {run.data.params["method.lam"] for run in children if run.data.tags["persafl.method"] == "persafl_me"} == {"20.0", "30.0"}
+    assert {run.data.params["method.lam"] for run in children if run.data.tags["persafl.method"] == "persafl_me"} == {
+        "20.0",
+        "30.0",
+    }
     store = Store(store_uri(f"sqlite:///{undisturbed}/mlruns/mlflow.db"))
     assert store.text(parent.info.run_id, "sweep.yaml") == SWEEP
     assert store.text(parent.info.run_id, "trials.csv").encode() == results(undisturbed)
@@ -100,10 +113,18 @@ def test_a_sweep_is_a_parent_with_a_finished_child_for_every_trial(undisturbed):
 def test_a_trial_is_what_the_run_command_makes_of_it(undisturbed, tmp_path):
     command = [sys.executable, "-m", "persafl_lit", "run", "--json", "tracking.enabled=false", "executor=serial"]
     settings = SWEEP.splitlines()[1].partition("[")[2].rstrip("]").split(", ")
-    out = subprocess.run([*command, *settings, "method=persafl_me", "method.lam=30", "seed=1"], capture_output=True, cwd=tmp_path, check=True).stdout
+    out = subprocess.run(
+        [*command, *settings, "method=persafl_me", "method.lam=30", "seed=1"],
+        capture_output=True,
+        cwd=tmp_path,
+        check=True,
+    ).stdout
     summary = json.loads(out)
     row = list(csv.DictReader(results(undisturbed).decode().splitlines()))[-1]
-    assert (float(row["accuracy.val"]), float(row["loss.test"])) == (summary["accuracy"]["val"], summary["loss"]["test"])
+    assert (float(row["accuracy.val"]), float(row["loss.test"])) == (
+        summary["accuracy"]["val"],
+        summary["loss"]["test"],
+    )
 
 
 @pytest.mark.slow
@@ -165,11 +186,16 @@ def test_kills_at_random_moments_change_nothing(kinds, undisturbed, tmp_path):
 
 @pytest.mark.slow
 def test_what_diverges_fails_once_and_the_rest_goes_on(tmp_path):
-    text = SWEEP.replace("method.beta: [0.8, 1.2]", "method.beta: [0.8], eta: [0.01, 1e9]").replace("seeds: [0, 1]", "seeds: [0]")
+    text = SWEEP.replace("method.beta: [0.8, 1.2]", "method.beta: [0.8], eta: [0.01, 1e9]").replace(
+        "seeds: [0, 1]", "seeds: [0]"
+    )
     folder = folder_with_sweep(tmp_path / "diverging", text.replace("model=logistic", "model=mlp, 'model.hidden=[8]'"))
     out, err = finish(folder, code=3)
     assert "4 trials, 3 finished, 1 failed" in out
-    assert "failed: fedasync beta=0.8 eta=1000000000.0 seed=0: DivergenceError: the evaluation after update 0 diverges" in out
+    assert (
+        "failed: fedasync beta=0.8 eta=1000000000.0 seed=0: DivergenceError: the evaluation after update 0 diverges"
+        in out
+    )
     (failed,) = [run for run in runs(folder) if run.info.status == "FAILED"]
     assert failed.data.tags["persafl.error"].startswith("DivergenceError")
     _, err = finish(folder, code=3)
@@ -209,10 +235,14 @@ def test_a_trial_that_was_killed_and_is_no_longer_in_the_file_does_not_run_for_e
     first.communicate()
     assert {run.info.status for run in runs(folder)} == {"RUNNING"}
     again = start(folder)
-    assert re.match(r"0 of 8 trials are done already; [12] of the others goe?s? on from a checkpoint", again.stderr.readline())
+    assert re.match(
+        r"0 of 8 trials are done already; [12] of the others goe?s? on from a checkpoint", again.stderr.readline()
+    )
     again.kill()
     again.communicate()
-    (folder / "kills.yaml").write_text(SWEEP.replace("method.beta: [0.8, 1.2]", "method.beta: [1.0]").replace("seeds: [0, 1]", "seeds: [0]"))
+    (folder / "kills.yaml").write_text(
+        SWEEP.replace("method.beta: [0.8, 1.2]", "method.beta: [1.0]").replace("seeds: [0, 1]", "seeds: [0]")
+    )
     finish(folder)
     assert sorted(run.info.status for run in runs(folder)) == ["FINISHED"] * 3 + ["KILLED"] * 2
 
@@ -228,7 +258,10 @@ search: {how: adaptive, trials: 12}
 """
     folder = folder_with_sweep(tmp_path / "searched", text)
     first = start(folder)
-    while not (folder / "mlruns/sweeps/kills/optuna.db").exists() or len(list((folder / "mlruns/checkpoints/kills").glob("*"))) == 0:
+    while (
+        not (folder / "mlruns/sweeps/kills/optuna.db").exists()
+        or len(list((folder / "mlruns/checkpoints/kills").glob("*"))) == 0
+    ):
         assert first.poll() is None
         time.sleep(0.2)
     first.kill()
@@ -241,7 +274,9 @@ search: {how: adaptive, trials: 12}
     assert len({row["trial"] for row in found["trials"]}) == len(runs(folder)) == 13
     assert {run.info.status for run in runs(folder) if "persafl.pruned" not in run.data.tags} == {"FINISHED"}
     again = json.loads(finish(folder, "--json")[0])
-    assert {row["trial"]: row["status"] for row in again["trials"]} == {row["trial"]: row["status"] for row in found["trials"]}
+    assert {row["trial"]: row["status"] for row in again["trials"]} == {
+        row["trial"]: row["status"] for row in found["trials"]
+    }
 
 
 # -- Ray --------------------------------------------------------------------------------------------------------------
@@ -286,7 +321,9 @@ def test_a_cluster_that_loses_a_node_gives_the_same_bits(tmp_path):
     text = SWEEP.replace("updates=60", "updates=150").replace("seeds: [0, 1]", "seeds: [0]")
     folder, alone = folder_with_sweep(tmp_path / "ray", text), folder_with_sweep(tmp_path / "alone", text)
     (folder / "cluster.py").write_text(CLUSTER)
-    inside = ["unshare", "-n", "sh", "-c", 'ip link set lo up 2>/dev/null; exec "$@"', "sh"] if os.geteuid() == 0 else []
+    inside = (
+        ["unshare", "-n", "sh", "-c", 'ip link set lo up 2>/dev/null; exec "$@"', "sh"] if os.geteuid() == 0 else []
+    )
     (folder / "mlruns").mkdir()
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     command = [*inside, sys.executable, "cluster.py", *COMMAND]

@@ -10,14 +10,18 @@ import pytest
 
 from persafl_lit.cli import main
 from persafl_lit.cli.sweep import _print, sweeps
+from persafl_lit.common.csv_table import to_csv
 from persafl_lit.errors import ConfigError
-from persafl_lit.sweep.board import Board, duration
-from persafl_lit.sweep.conduct import varied_together
+from persafl_lit.sweep.dashboard import Board, duration
 from persafl_lit.sweep.forecast import EACH, Forecast, makespan
-from persafl_lit.sweep.outcome import Outcome, as_csv, choose, table
 from persafl_lit.sweep.plan import plan_of
-from persafl_lit.sweep.source import Source
+from persafl_lit.sweep.results import Outcome, choose, table
+from persafl_lit.sweep.scheduler import varied_together
 from persafl_lit.sweep.trials import first_trials, on_other_seeds
+from persafl_lit.sweep.yaml_lines import Source
+from persafl_lit.tracking import store_uri
+from persafl_lit.tracking.store import Store
+from persafl_lit.tracking.sweep_runs import Family
 
 GOOD = """name: good
 overrides: [model=logistic, updates=10]
@@ -34,7 +38,9 @@ def plan(text, *overrides):
 
 def test_a_grid_is_the_product_of_its_lists_on_every_seed():
     trials = first_trials(plan(GOOD))
-    assert [trial.name for trial in trials][:4] == [f"fedasync beta={beta} seed={seed}" for beta in (0.8, 1.0) for seed in (0, 1)]
+    assert [trial.name for trial in trials][:4] == [
+        f"fedasync beta={beta} seed={seed}" for beta in (0.8, 1.0) for seed in (0, 1)
+    ]
     assert len(trials) == 2 * 2 + 4 * 2
     last = trials[-1].config
     assert (last.method["lam"], last.schedule["tau"], last.seed, last.updates) == (25.0, None, 1, 10)
@@ -44,10 +50,12 @@ def test_a_grid_is_the_product_of_its_lists_on_every_seed():
 
 
 def test_a_trial_is_the_run_that_the_same_overrides_make():
-    from persafl_lit.config import compose
+    from persafl_lit.config.compose import compose
 
     trial = first_trials(plan(GOOD))[0]
-    assert trial.hash == compose(["model=logistic", "updates=10", "method=fedasync", "method.beta=0.8", "seed=0"]).hash()
+    assert (
+        trial.hash == compose(["model=logistic", "updates=10", "method=fedasync", "method.beta=0.8", "seed=0"]).hash()
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,9 +68,21 @@ def test_a_trial_is_the_run_that_the_same_overrides_make():
         (GOOD.replace("method: fedasync", "method: fedasinc"), 4, "unknown method 'fedasinc'"),
         (GOOD.replace("schedule.tau: [10, null]", "schedule.tau: [10, -1]"), 5, "tau"),
         (GOOD.replace("schedule.tau: [10, null]", "schedule.tau: {low: 1, high: 9}"), 5, "a range needs a search"),
-        (GOOD.replace("method: fedasync", "method: fedavg, schedule.cohort: [10, 31]"), 4, "schedule.cohort=31 is more than the 30 clients"),
-        (GOOD.replace("method: fedasync", "model: mlp, model.hidden: [[8], [-5]], method: fedasync"), 4, "model.hidden must be >= 1"),
-        (GOOD.replace("method: fedasync", "eval.finetune.lr: [0.1, -1], method: fedasync"), 4, "eval.finetune.lr must be > 0"),
+        (
+            GOOD.replace("method: fedasync", "method: fedavg, schedule.cohort: [10, 31]"),
+            4,
+            "schedule.cohort=31 is more than the 30 clients",
+        ),
+        (
+            GOOD.replace("method: fedasync", "model: mlp, model.hidden: [[8], [-5]], method: fedasync"),
+            4,
+            "model.hidden must be >= 1",
+        ),
+        (
+            GOOD.replace("method: fedasync", "eval.finetune.lr: [0.1, -1], method: fedasync"),
+            4,
+            "eval.finetune.lr must be > 0",
+        ),
         (GOOD.replace("seeds: [0, 1]", "seeds: [0, 0]"), 6, "a seed is there twice"),
         (GOOD.replace("seeds: [0, 1]", "seeds: []"), 6, "seeds is a list of whole numbers"),
         (GOOD.replace("seeds: [0, 1]", "seeds: [x]"), 6, "seeds is a list of whole numbers"),
@@ -83,7 +103,11 @@ def test_a_trial_is_the_run_that_the_same_overrides_make():
         ("name: x\ngrid: []\n", 2, "grid is a list of blocks"),
         ("name: x\ngrid: {method: fedasync}\n", 2, "write '- ' before the first key"),
         ("grid:\n  - {method: fedasync, seed: [1, 2]}\n", 2, "list seeds under seeds"),
-        ("grid:\n  - {eta: " + str(list(range(1, 400))) + ", method.beta: " + str(list(range(1, 400))) + "}\n", 2, "more than 100000 trials"),
+        (
+            "grid:\n  - {eta: " + str(list(range(1, 400))) + ", method.beta: " + str(list(range(1, 400))) + "}\n",
+            2,
+            "more than 100000 trials",
+        ),
     ],
 )
 def test_a_bad_file_is_refused_by_line_before_anything_starts(text, place, message):
@@ -108,7 +132,14 @@ def test_the_command_refuses_too_and_writes_nothing(tmp_path, capsys):
         assert main(["sweep", "good.yaml", override]) == 2
         assert message in capsys.readouterr().err
     assert main(["sweep", "good.yaml", "--workers", "0"]) == 2
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.name not in ("bad.yaml", "good.yaml", "mlruns", "sweeps", "good", "lock")) == []
+    assert (
+        sorted(
+            path.name
+            for path in tmp_path.rglob("*")
+            if path.name not in ("bad.yaml", "good.yaml", "mlruns", "sweeps", "good", "lock")
+        )
+        == []
+    )
 
 
 def test_the_command_line_may_change_name_seeds_and_what_all_share():
@@ -156,7 +187,10 @@ def test_the_papers_sweeps_are_the_papers_grids():
     assert {trial.config.method["lam"] for trial in trials if trial.method == "persafl_me"} == {20, 25, 30}
     assert {trial.config.method["alpha"] for trial in trials if trial.method == "persafl_maml"} == {0.002, 0.005, 0.01}
     assert {trial.config.method["beta"] for trial in trials} == {0.8, 1.0, 1.2}
-    assert all((trial.config.data["name"], trial.config.clients, trial.config.local_steps) == ("mnist", 30, 10) for trial in trials)
+    assert all(
+        (trial.config.data["name"], trial.config.clients, trial.config.local_steps) == ("mnist", 30, 10)
+        for trial in trials
+    )
 
 
 # -- search -----------------------------------------------------------------------------------------------------------
@@ -171,7 +205,9 @@ search: {how: random, trials: 40, seed: 5}
 def test_a_random_search_draws_from_its_ranges_and_draws_the_same_again():
     trials = first_trials(plan(RANDOM))
     assert [trial.hash for trial in trials] == [trial.hash for trial in first_trials(plan(RANDOM))]
-    assert [trial.hash for trial in trials] != [trial.hash for trial in first_trials(plan(RANDOM.replace("seed: 5", "seed: 6")))]
+    assert [trial.hash for trial in trials] != [
+        trial.hash for trial in first_trials(plan(RANDOM.replace("seed: 5", "seed: 6")))
+    ]
     values = [trial.config.method["lam"] for trial in trials]
     assert len(values) == 40
     assert all(1 <= value <= 100 for value in values)
@@ -186,7 +222,11 @@ def test_a_random_search_of_few_settings_takes_each_once():
 
 
 def test_ranges_that_cannot_be_are_refused():
-    for wrong, message in {"low: 1, high: 100": "low: 5, high: 5", "log: true": "log: maybe", "low: 1, ": "low: 0, "}.items():
+    for wrong, message in {
+        "low: 1, high: 100": "low: 5, high: 5",
+        "log: true": "log: maybe",
+        "low: 1, ": "low: 0, ",
+    }.items():
         with pytest.raises(ConfigError, match=r"some.yaml:2: "):
             plan(RANDOM.replace(wrong, message))
 
@@ -201,14 +241,28 @@ def outcome(trial, val, test=0.5, status="finished"):
         "staleness": {"mean": 1.0, "max": 2},
         **dict.fromkeys(("updates", "versions", "sim_time", "grad_evals", "dropped"), 1),
     }
-    return Outcome(trial, "run", status, summary if status == "finished" else None, "" if status == "finished" else "DivergenceError: x")
+    return Outcome(
+        trial,
+        "run",
+        status,
+        summary if status == "finished" else None,
+        "" if status == "finished" else "DivergenceError: x",
+    )
 
 
 def test_each_methods_best_setting_is_chosen_on_validation_data():
     trials = first_trials(plan(GOOD))
     scores = {"fedasync beta=0.8": (0.8, 0.6), "fedasync beta=1.0": (0.75, 0.75)}
-    outcomes = [outcome(trial, scores[trial.name.rpartition(" ")[0]][trial.seed], test=trial.seed) for trial in trials if trial.method == "fedasync"]
-    outcomes += [outcome(trial, 0.9, status="failed" if trial.seed else "finished") for trial in trials if trial.method == "persafl_me"]
+    outcomes = [
+        outcome(trial, scores[trial.name.rpartition(" ")[0]][trial.seed], test=trial.seed)
+        for trial in trials
+        if trial.method == "fedasync"
+    ]
+    outcomes += [
+        outcome(trial, 0.9, status="failed" if trial.seed else "finished")
+        for trial in trials
+        if trial.method == "persafl_me"
+    ]
     best = choose(outcomes, plan(GOOD).select)
     assert [chosen.trial.method for chosen in best] == ["persafl_me", "fedasync"]
     assert best[1].trial.setting == {"method.beta": 1.0}
@@ -218,7 +272,9 @@ def test_each_methods_best_setting_is_chosen_on_validation_data():
 
 def test_a_setting_tried_on_fewer_seeds_does_not_compete():
     trials = [trial for trial in first_trials(plan(GOOD)) if trial.method == "fedasync"]
-    outcomes = [outcome(trial, 0.9 if trial.setting["method.beta"] == 0.8 else 0.7) for trial in trials[:1] + trials[2:]]
+    outcomes = [
+        outcome(trial, 0.9 if trial.setting["method.beta"] == 0.8 else 0.7) for trial in trials[:1] + trials[2:]
+    ]
     (best,) = choose(outcomes, plan(GOOD).select)
     assert best.trial.setting == {"method.beta": 1.0}
 
@@ -235,8 +291,62 @@ def test_the_second_stage_is_the_chosen_settings_on_the_other_seeds():
     assert {trial.seed for trial in first} == {3}
     best = choose([outcome(trial, trial.config.method["beta"]) for trial in first], two.select)  # the loss is -val here
     second = on_other_seeds(two, [chosen.trial for chosen in best])
-    assert {(trial.method, trial.seed) for trial in second} == {(method, seed) for method in ("fedasync", "persafl_me") for seed in (4, 5)}
+    assert {(trial.method, trial.seed) for trial in second} == {
+        (method, seed) for method in ("fedasync", "persafl_me") for seed in (4, 5)
+    }
     assert {trial.config.method["beta"] for trial in second if trial.method == "fedasync"} == {1.0}
+
+
+ACROSS = """name: across
+overrides: [model=logistic, updates=10]
+grid:
+  - {method: fedasync, method.beta: [0.8, 1.0], delays: [constant, pareto]}
+  - {method: fedbuff, method.buffer: 5, data.concentration: 0.1, method.beta: [0.8, 1.0]}
+  - {method: fedbuff, method.buffer: 9, data.concentration: 0.1, method.beta: [0.8, 1.0]}
+seeds: [0, 1, 2]
+select: {metric: accuracy.val, stages: two}
+"""
+
+
+def test_settings_are_chosen_within_a_task_and_not_across_delays_or_data():
+    """Under constant delays beta=0.8 is best, under pareto beta=1.0, whose scores are all lower: both run on."""
+    two = plan(ACROSS)
+    scores = {("constant", 0.8): 0.9, ("constant", 1.0): 0.8, ("pareto", 0.8): 0.3, ("pareto", 1.0): 0.4}
+    first = [trial for trial in first_trials(two) if trial.method == "fedasync"]
+    best = choose(
+        [outcome(trial, scores[trial.config.delays["name"], trial.config.method["beta"]]) for trial in first],
+        two.select,
+    )
+    assert [(found.trial.config.delays["name"], found.trial.config.method["beta"]) for found in best] == [
+        ("constant", 0.8),
+        ("pareto", 1.0),
+    ]
+    assert len(on_other_seeds(two, [found.trial for found in best])) == 4
+
+
+def test_what_a_block_fixes_is_told_where_its_settings_are(capsys):
+    trials = [trial for trial in first_trials(plan(ACROSS)) if trial.method == "fedbuff"]
+    outcomes = [outcome(trial, 0.1 * trial.config.method["buffer"]) for trial in trials]
+    assert [row["method.buffer"] for row in table(outcomes)] == [5, 5, 9, 9]
+    _print(plan(ACROSS), outcomes)
+    assert "buffer=9" in capsys.readouterr().out
+
+
+def test_a_dry_run_does_not_count_trials_that_would_fail_again(tmp_path, capsys):
+    Path("across.yaml").write_text(ACROSS)
+    two = plan(ACROSS)
+    first = first_trials(two)
+    assert main(["sweep", "across.yaml", "--dry-run"]) == 0
+    assert "8 trials, then each method's best by accuracy.val on 2 more seeds: 6 trials" in capsys.readouterr().out
+    family = Family(Store(store_uri(two.tracking.uri)), two.tracking.experiment, two.name, [], two.select.metric)
+    family.end(family.child(first[0].config, "a"), "FAILED", "DivergenceError: the run diverges")
+    family.end(family.child(first[1].config, "b"), "FAILED", "WorkerError: it was killed")
+    assert main(["sweep", "across.yaml", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "8 trials; 0 are finished, 7 remain, 1 failed and would fail again (--retry-failed begins them anew)" in said
+    assert f"{first[0].name}  (failed: DivergenceError: the run diverges)" in said
+    assert main(["sweep", "across.yaml", "--dry-run", "--retry-failed"]) == 0
+    assert "8 trials, then" in capsys.readouterr().out
 
 
 def test_the_table_has_every_trial_and_what_was_varied():
@@ -244,7 +354,7 @@ def test_the_table_has_every_trial_and_what_was_varied():
     rows = table([outcome(trials[0], 0.1), outcome(trials[-1], 0.2, status="failed")])
     assert (rows[0]["method.beta"], rows[0]["method.lam"], rows[0]["status"]) == (0.8, None, "finished")
     assert (rows[1]["method.lam"], rows[1]["accuracy.val"], rows[1]["error"]) == (25.0, None, "DivergenceError: x")
-    assert as_csv(rows).splitlines()[1].startswith("fedasync,0.8,,,0,finished,0.1,0.5,")
+    assert to_csv(rows).splitlines()[1].startswith("fedasync,0.8,,,0,finished,0.1,0.5,")
 
 
 def test_the_ui_compares_by_the_keys_that_each_block_varies():
@@ -269,7 +379,9 @@ def ended(trial, wall_seconds=None, **more):
     """As a trial tells it: 10 seconds of evaluation, the rest is training."""
     found = outcome(trial, 0.5)
     seconds = TOOK[trial.method] if wall_seconds is None else wall_seconds
-    return replace(found, summary={**found.summary, "wall_seconds": seconds, "evaluation_share": 10.0 / seconds}, **more)
+    return replace(
+        found, summary={**found.summary, "wall_seconds": seconds, "evaluation_share": 10.0 / seconds}, **more
+    )
 
 
 class Clock:
@@ -281,7 +393,10 @@ class Clock:
 
 def test_a_kind_that_has_not_been_seen_costs_by_its_gradients():
     forecast = Forecast()
-    plain, moreau = (next(trial for trial in first_trials(plan(KINDS)) if trial.method == method) for method in ("fedasync", "persafl_me"))
+    plain, moreau = (
+        next(trial for trial in first_trials(plan(KINDS)) if trial.method == method)
+        for method in ("fedasync", "persafl_me")
+    )
     assert forecast.seconds([plain]) is None
     forecast.finished(plain, 12.0, 10.0 / 12.0)
     ratio = forecast.gradients(moreau) / forecast.gradients(plain)
@@ -293,7 +408,10 @@ def test_a_kind_that_has_not_been_seen_costs_by_its_gradients():
 
 def test_trials_of_a_kind_under_way_tell_of_those_that_wait():
     forecast = Forecast()
-    plain, moreau = (next(trial for trial in first_trials(plan(KINDS)) if trial.method == method) for method in ("fedasync", "persafl_me"))
+    plain, moreau = (
+        next(trial for trial in first_trials(plan(KINDS)) if trial.method == method)
+        for method in ("fedasync", "persafl_me")
+    )
     forecast.finished(plain, 12.0, 0.0)
     assert forecast.seconds([moreau], [(moreau, 500.0)]) == pytest.approx([EACH + 500.0])
     assert forecast.seconds([plain], [(plain, 500.0)]) == pytest.approx([EACH + 12.0])  # what has ended is known better
@@ -301,7 +419,9 @@ def test_trials_of_a_kind_under_way_tell_of_those_that_wait():
 
 def test_more_gradients_of_the_same_kind_take_longer():
     forecast = Forecast()
-    short, long = first_trials(plan("grid:\n  - {method: fedasync, updates: [20, 60], horizon: [null]}\noverrides: [clients=5]\n"))
+    short, long = first_trials(
+        plan("grid:\n  - {method: fedasync, updates: [20, 60], horizon: [null]}\noverrides: [clients=5]\n")
+    )
     forecast.finished(short, 10.0, 0.0)
     assert forecast.seconds([long]) == pytest.approx([EACH + 30.0])
 
@@ -387,9 +507,11 @@ def test_a_bomb_of_aliases_is_refused():
 
 def test_a_trial_that_a_search_thought_ended_and_is_tried_again_is_not_pruned(tmp_path):
     pytest.importorskip("optuna")
-    from persafl_lit.sweep.adaptive import Adaptive
+    from persafl_lit.sweep.optuna_search import Adaptive
 
-    searching = plan("grid:\n  - {method: persafl_me, method.lam: {low: 1, high: 50}}\nsearch: {how: adaptive, trials: 3}\n")
+    searching = plan(
+        "grid:\n  - {method: persafl_me, method.lam: {low: 1, high: 50}}\nsearch: {how: adaptive, trials: 3}\n"
+    )
     search = Adaptive(searching, tmp_path)
     (stranger,) = first_trials(plan("grid:\n  - {method: persafl_me, method.lam: [7]}\n"))
     assert not search.prunes(stranger, {"updates": 1, "total": 9, "point": {"accuracy.val": 0.1}})
@@ -406,7 +528,9 @@ def unchanged(trial, val):
 
 
 def test_a_trial_whose_model_never_changed_is_marked_and_neither_chosen_nor_averaged(capsys):
-    trials = [trial for trial in first_trials(plan(GOOD)) if trial.method == "fedasync"]  # beta=0.8 and 1.0, on two seeds each
+    trials = [
+        trial for trial in first_trials(plan(GOOD)) if trial.method == "fedasync"
+    ]  # beta=0.8 and 1.0, on two seeds each
     outcomes = [unchanged(trials[0], 0.9), unchanged(trials[1], 0.9), outcome(trials[2], 0.5), outcome(trials[3], 0.7)]
     (best,) = choose(outcomes, plan(GOOD).select)
     assert (best.trial.setting, best.score) == ({"method.beta": 1.0}, pytest.approx(0.6))
@@ -428,9 +552,11 @@ def test_a_trial_whose_model_never_changed_is_marked_and_neither_chosen_nor_aver
 
 def test_an_adaptive_search_learns_nothing_from_a_trial_that_trained_nothing(tmp_path):
     pytest.importorskip("optuna")
-    from persafl_lit.sweep.adaptive import STATES, Adaptive
+    from persafl_lit.sweep.optuna_search import STATES, Adaptive
 
-    searching = plan("grid:\n  - {method: persafl_me, method.lam: {low: 1, high: 50}}\nsearch: {how: adaptive, trials: 3}\n")
+    searching = plan(
+        "grid:\n  - {method: persafl_me, method.lam: {low: 1, high: 50}}\nsearch: {how: adaptive, trials: 3}\n"
+    )
     search = Adaptive(searching, tmp_path)
     search.ends(unchanged(search.next(), 0.9))
     search.ends(outcome(search.next(), 0.5))

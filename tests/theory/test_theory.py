@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import persafl_lit
 from persafl_lit.cli import main
+from persafl_lit.common.seeding import rng
 from persafl_lit.errors import ConfigError
-from persafl_lit.objectives import Maml, Moreau, Plain
-from persafl_lit.streams import rng
+from persafl_lit.learning.objectives import Maml, Moreau, Plain
 from persafl_lit.theory import constants, fit, study
 from persafl_lit.theory.advise import warnings
 from persafl_lit.theory.bounds import OPTIONS, Theorem
@@ -84,7 +84,11 @@ class EngineDraws(FastDraws):
     [
         ("a", ["method=fedasync"], {}),
         ("b", ["method=persafl_maml", "method.alpha=0.1"], {"alpha": 0.1}),
-        ("c", ["method=persafl_me", "method.lam=20", "method.nu=1e-3", "method.inner_steps=null"], {"lam": 20.0, "nu": 1e-3}),
+        (
+            "c",
+            ["method=persafl_me", "method.lam=20", "method.nu=1e-3", "method.inner_steps=null"],
+            {"lam": 20.0, "nu": 1e-3},
+        ),
     ],
 )
 def test_the_batched_simulation_is_the_engine_to_ten_digits(option, method, about, tmp_path):
@@ -163,7 +167,9 @@ def test_the_constants_of_the_assumptions_hold(problem, seed):
     assert (np.linalg.norm(h - problem.hessians(u), 2, axis=(-2, -1)) <= c.rho * apart * tiny + 1e-12).all()
     assert np.linalg.norm(g, axis=-1).max() <= c.G * tiny
     assert ((g - g.mean(1, keepdims=True)) ** 2).sum(-1).mean(1).max() <= c.gamma_g**2 * tiny
-    assert (np.linalg.norm(h - h.mean(1, keepdims=True), 2, axis=(-2, -1)) ** 2).mean(1).max() <= c.gamma_h**2 * tiny + 1e-12
+    assert (np.linalg.norm(h - h.mean(1, keepdims=True), 2, axis=(-2, -1)) ** 2).mean(
+        1
+    ).max() <= c.gamma_h**2 * tiny + 1e-12
     assert problem.f_star <= problem.cost("a", w).min()
 
 
@@ -224,7 +230,10 @@ def bias_and_variance(problem, option, w, seed, count=4000, **about):
     off = drawn - problem.cost_gradients(option, w, **whole)[0]
     squares = (off**2).sum(1)
     root = math.sqrt(len(off))
-    return (np.linalg.norm(off.mean(0)), 4 * math.sqrt(squares.mean()) / root), (squares.mean(), 4 * squares.std() / root)
+    return (np.linalg.norm(off.mean(0)), 4 * math.sqrt(squares.mean()) / root), (
+        squares.mean(),
+        4 * squares.std() / root,
+    )
 
 
 @few
@@ -241,7 +250,9 @@ def test_bias_and_variance_of_the_maml_estimator(problem, seed, b):
 @given(problems, st.integers(0, 1000), st.sampled_from([1e-6, 1e-2]))
 def test_bias_and_variance_of_the_moreau_estimator(problem, seed, nu):
     expected = constants.moreau(problem.constants, LAM, nu, problem.b)
-    (bias, error), (variance, spread) = bias_and_variance(problem, "c", points(problem, 1, seed)[0], seed, lam=LAM, nu=nu)
+    (bias, error), (variance, spread) = bias_and_variance(
+        problem, "c", points(problem, 1, seed)[0], seed, lam=LAM, nu=nu
+    )
     assert bias - error <= expected.mu
     assert variance - spread <= expected.sigma**2
 
@@ -256,7 +267,9 @@ def test_the_bias_of_the_maml_estimator_grows_as_alpha_where_corners_are_sharp_a
     alphas = np.array([0.05, 0.1, 0.2])
     for width, floor in ((0.001, 2.0), (30.0, 4.0)):
         problem = replace(corners(clients=1, width=width), reach=100.0)
-        assert fit.slope(alphas, np.array([problem.maml_floor(alpha) for alpha in alphas])) == pytest.approx(floor, abs=0.15)
+        assert fit.slope(alphas, np.array([problem.maml_floor(alpha) for alpha in alphas])) == pytest.approx(
+            floor, abs=0.15
+        )
 
 
 @pytest.mark.parametrize("share", [1.0, 0.3])
@@ -274,7 +287,13 @@ def test_inner_iterations_follow_the_condition_number_times_the_logarithm_of_the
 
 theorems = st.builds(
     lambda option, L, sigma, gamma, G, Q, tau, about: Theorem(
-        option, Constants(L=L, sigma_g=sigma, gamma_g=gamma, G=G, affine=True), Q, tau, alpha=about / L, lam=7 * L * (1 + about), nu=about * L
+        option,
+        Constants(L=L, sigma_g=sigma, gamma_g=gamma, G=G, affine=True),
+        Q,
+        tau,
+        alpha=about / L,
+        lam=7 * L * (1 + about),
+        nu=about * L,
     ),
     st.sampled_from(OPTIONS),
     st.floats(1e-3, 1e3),
@@ -420,7 +439,9 @@ def test_json_is_one_object_with_rows(short, capsys):
 
 
 def test_a_failed_check_is_exit_code_3(short, monkeypatch, capsys):
-    monkeypatch.setattr(Theorem, "bound", lambda self, T, gap: replace(bound(self, T, gap), start=0.0, noise=0.0, stale=0.0))
+    monkeypatch.setattr(
+        Theorem, "bound", lambda self, T, gap: replace(bound(self, T, gap), start=0.0, noise=0.0, stale=0.0)
+    )
     assert main(["theory", "a", "--tau", "0", "--seeds", "2", "--clients", "2"]) == 3
     assert "FAIL" in capsys.readouterr().out
 
@@ -503,7 +524,7 @@ def test_power_iteration_finds_the_largest_curvature():
     import torch
 
     from persafl_lit.theory.estimate import largest_curvature
-    from tests.quadratics import loss_and_batch, random_quadratics
+    from tests.support.quadratics import loss_and_batch, random_quadratics
 
     H, a = random_quadratics(1, 6, seed=4)
     f, batch = loss_and_batch(H[0], a[0])
@@ -520,13 +541,22 @@ def test_advice_estimates_the_smoothness_on_the_runs_own_model_and_data(capsys):
 
 
 def test_a_run_whose_smoothness_is_known_warns_once(capsys):
-    overrides = ["data=quadratic", "clients=3", "method=persafl_me", "method.lam=2", "updates=5", "eta=0.001", "local_steps=1", "executor=serial"]
+    overrides = [
+        "data=quadratic",
+        "clients=3",
+        "method=persafl_me",
+        "method.lam=2",
+        "updates=5",
+        "eta=0.001",
+        "local_steps=1",
+        "executor=serial",
+    ]
     assert main(["run", *overrides, "tracking.enabled=false", "--json"]) == 0
     assert capsys.readouterr().err.count("strongly convex") == 1
 
 
 def test_unknown_objectives_have_no_theorem():
-    from persafl_lit.objectives import Proximal
+    from persafl_lit.learning.objectives import Proximal
     from persafl_lit.theory.advise import option_of
 
     with pytest.raises(ConfigError, match="no theorem"):

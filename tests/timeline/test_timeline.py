@@ -25,7 +25,10 @@ def setting(clients=30, delays=None, horizon=100.0, updates=None, seed=0, local_
 
 
 def same(one, other):
-    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ("client", "visit", "reads", "read_at", "arrives"))
+    return all(
+        np.array_equal(getattr(one, name), getattr(other, name))
+        for name in ("client", "visit", "reads", "read_at", "arrives")
+    )
 
 
 # -- by hand ----------------------------------------------------------------------------------------------------------
@@ -40,7 +43,12 @@ def test_a_schedule_by_hand(tmp_path):
     """Client 0 takes 3 s and rests 1, client 1 takes 10 s: arrivals at 3, 7, 10, 11; client 0's later reads see each other."""
     delays = trace(tmp_path / "t.csv", ["0,1,0,2,1", "1,4,1,5,2"])
     timeline = Asynchronous().timeline(setting(2, delays, horizon=11.5))
-    assert [tuple(job) for job in timeline] == [(0, 0, 0, 0.0, 3.0), (0, 1, 1, 4.0, 7.0), (1, 0, 0, 0.0, 10.0), (0, 2, 2, 8.0, 11.0)]
+    assert [tuple(job) for job in timeline] == [
+        (0, 0, 0, 0.0, 3.0),
+        (0, 1, 1, 4.0, 7.0),
+        (1, 0, 0, 0.0, 10.0),
+        (0, 2, 2, 8.0, 11.0),
+    ]
     assert timeline.staleness().tolist() == [0, 0, 2, 1]
     assert timeline.staleness(buffer=2).tolist() == [0, 0, 1, 0]
     assert timeline.waves().tolist() == [0, 1, 0, 2]
@@ -56,7 +64,12 @@ def test_rounds_by_hand(tmp_path):
     """Both clients each round; the second round starts when the slower one (10 s) has arrived."""
     delays = trace(tmp_path / "t.csv", ["0,1,0,2,1", "1,4,1,5,2"])
     timeline = Rounds(cohort=2).timeline(setting(2, delays, horizon=20.0))
-    assert [tuple(job) for job in timeline] == [(0, 0, 0, 0.0, 3.0), (1, 0, 0, 0.0, 10.0), (0, 1, 2, 10.0, 13.0), (1, 1, 2, 10.0, 20.0)]
+    assert [tuple(job) for job in timeline] == [
+        (0, 0, 0, 0.0, 3.0),
+        (1, 0, 0, 0.0, 10.0),
+        (0, 1, 2, 10.0, 13.0),
+        (1, 1, 2, 10.0, 20.0),
+    ]
     assert timeline.staleness(buffer=2).tolist() == [0, 0, 0, 0]
 
 
@@ -119,7 +132,12 @@ def naive_waiting(s, tau):
 
 
 @settings(max_examples=60, deadline=None)
-@given(clients=st.integers(1, 12), tau=st.integers(0, 14), seed=st.integers(0, 10_000), which=st.integers(0, len(RANDOM) - 1))
+@given(
+    clients=st.integers(1, 12),
+    tau=st.integers(0, 14),
+    seed=st.integers(0, 10_000),
+    which=st.integers(0, len(RANDOM) - 1),
+)
 def test_staleness_never_exceeds_tau_and_no_update_is_lost(clients, tau, seed, which):
     s = setting(clients, RANDOM[which], horizon=60.0, seed=seed)
     timeline = Asynchronous(tau=tau).timeline(s)
@@ -243,7 +261,8 @@ def test_with_constant_delays_each_visit_is_longer_by_the_time_of_its_gradients(
     exact = Constant(download=(1.0, 1.0), upload_ratio=(4.0, 4.0), compute=0.125)
     slower = dataclasses.replace(exact, per_gradient=0.0625)
     plain, shifted = (
-        Asynchronous().timeline(setting(3, delays, horizon=None, updates=12, local_steps=3, gradients=cost)) for delays in (exact, slower)
+        Asynchronous().timeline(setting(3, delays, horizon=None, updates=12, local_steps=3, gradients=cost))
+        for delays in (exact, slower)
     )
     s = 3 * cost / 16
     assert plain.arrives.tolist() == [5.375 + v * 1.25 * 5.375 for v in plain.visit.tolist()]
@@ -267,7 +286,9 @@ def test_without_a_time_per_gradient_no_bit_depends_on_the_gradients(delays, sch
     compute=st.floats(0, 10),
     per_gradient=st.floats(0, 10),
 )
-def test_only_the_mean_compute_time_and_the_rest_grow_with_the_gradients(delays, seed, client, steps, cost, compute, per_gradient):
+def test_only_the_mean_compute_time_and_the_rest_grow_with_the_gradients(
+    delays, seed, client, steps, cost, compute, per_gradient
+):
     """Q (compute + per_gradient c). The draws around the means stay the same."""
     base = dataclasses.replace(delays, compute=compute)
     slower = dataclasses.replace(base, per_gradient=per_gradient)
@@ -275,7 +296,10 @@ def test_only_the_mean_compute_time_and_the_rest_grow_with_the_gradients(delays,
     assert computing == pytest.approx(steps * (compute + per_gradient * cost), rel=1e-12)
     assert rest == pytest.approx(0.25 * (download + computing + upload), rel=1e-12)
     assert base.means(seed, client, steps, cost)[:3].tolist() == [download, compute * steps, upload]
-    drawn, ratio = slower.of(seed, client, steps, cost)(0), slower.means(seed, client, steps, cost) / Exponential(compute=1.0).means(seed, client, 1)
+    drawn, ratio = (
+        slower.of(seed, client, steps, cost)(0),
+        slower.means(seed, client, steps, cost) / Exponential(compute=1.0).means(seed, client, 1),
+    )
     one = dataclasses.replace(delays, compute=1.0).of(seed, client, 1)(0)
     np.testing.assert_allclose(drawn, one * ratio, rtol=1e-9, atol=1e-300)
 
@@ -284,7 +308,9 @@ def test_only_the_mean_compute_time_and_the_rest_grow_with_the_gradients(delays,
 def test_draws_scatter_around_the_mean_with_gradients(delays):
     slower = dataclasses.replace(delays, per_gradient=0.2)
     blocks = np.concatenate([slower.of(0, 3, 10, 4)(block) for block in range(400)])
-    assert blocks[:, 1].mean() == pytest.approx(10 * (0.001 + 0.2 * 4), rel=0.15 if isinstance(delays, Pareto) else 0.05)
+    assert blocks[:, 1].mean() == pytest.approx(
+        10 * (0.001 + 0.2 * 4), rel=0.15 if isinstance(delays, Pareto) else 0.05
+    )
 
 
 @pytest.mark.parametrize("schedule", SCHEDULED)
@@ -312,7 +338,14 @@ COSTS = [
 @pytest.mark.parametrize(("method", "cost"), COSTS)
 def test_a_method_computes_as_long_as_its_gradients_take(method, cost):
     """One local step without transfers or rest: every visit takes per_gradient * cost, here the number of gradients."""
-    alone = ["delays=constant", "delays.download=[0,0]", "delays.compute=0", "delays.idle=0", "delays.per_gradient=1", "local_steps=1"]
+    alone = [
+        "delays=constant",
+        "delays.download=[0,0]",
+        "delays.compute=0",
+        "delays.idle=0",
+        "delays.per_gradient=1",
+        "local_steps=1",
+    ]
     timeline = compose([*method, *alone, "clients=10"]).timeline(10)
     np.testing.assert_allclose(timeline.arrives - timeline.read_at, cost, rtol=1e-12)
 
@@ -330,7 +363,9 @@ def test_a_method_of_many_gradients_gets_fewer_updates_by_the_same_horizon():
 def test_a_moreau_step_of_unknown_length_has_no_time_per_gradient():
     open_end = ["method=persafl_me", "method.inner_steps=null", "method.nu=0.1"]
     assert len(compose(open_end).timeline(30)), "where gradients take no time, it need not be known"
-    with pytest.raises(ConfigError, match="method.nu alone does not give it; set method.inner_steps, or delays.per_gradient=0"):
+    with pytest.raises(
+        ConfigError, match="method.nu alone does not give it; set method.inner_steps, or delays.per_gradient=0"
+    ):
         compose([*open_end, "delays.per_gradient=0.1"]).timeline(30)
 
 
@@ -396,7 +431,9 @@ def test_a_million_arrivals_take_seconds_and_linear_memory():
 # -- CSV --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", [Asynchronous(), Asynchronous(tau=5), Asynchronous(tau=5, policy="drop"), Rounds(), Drawn()])
+@pytest.mark.parametrize(
+    "schedule", [Asynchronous(), Asynchronous(tau=5), Asynchronous(tau=5, policy="drop"), Rounds(), Drawn()]
+)
 def test_a_csv_gives_the_same_timeline_back(schedule, tmp_path):
     timeline = schedule.timeline(setting())
     path = tmp_path / "timeline.csv"

@@ -8,12 +8,7 @@ import json
 import math
 import multiprocessing
 import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from importlib import metadata
 from pathlib import Path
 
@@ -25,10 +20,10 @@ from persafl_lit import compose, run
 from persafl_lit.errors import ConfigError, DivergenceError, TrackingError
 from persafl_lit.timeline import from_csv
 from persafl_lit.tracking import Tracker, store_uri, sync
+from persafl_lit.tracking.outbox import keep
 from persafl_lit.tracking.store import Store
-from persafl_lit.tracking.unsent import keep
-
-FAST = ["model=logistic", "clients=5", "updates=15", "local_steps=2", "eval.every=1.5"]
+from tests.support.runs import At
+from tests.support.tracking import FAST, Server, check_whole, free_port, wait_for_run
 
 
 @pytest.fixture
@@ -48,7 +43,9 @@ def test_a_run_leaves_config_metrics_timeline_and_summary(store, tmp_path):
     assert kept.data.params["clients"] == "5"
     assert kept.data.tags["persafl.trial"] == compose(FAST).hash()
     history = store.get_metric_history(result.run_id, "accuracy.test")
-    assert [(m.step, m.timestamp) for m in history] == [(p.updates, max(1, round(p.sim_time * 1000))) for p in result.points]
+    assert [(m.step, m.timestamp) for m in history] == [
+        (p.updates, max(1, round(p.sim_time * 1000))) for p in result.points
+    ]
     assert [m.value for m in history] == result.curves()["accuracy.test"]
     assert len(history) > 3
     (tmp_path / "t.csv").write_text(artifact(store, result.run_id, "timeline.csv"))
@@ -73,7 +70,9 @@ def test_a_run_whose_model_never_changed_is_marked_in_mlflow(store):
     waiting = run([*FAST, "method=fedbuff", "method.buffer=50"])
     tags = store.get_run(waiting.run_id).data.tags
     assert tags["persafl.model_changed"] == "false"
-    assert tags["persafl.note"].startswith("the model never changed: only 15 updates arrived and the server waits for 50")
+    assert tags["persafl.note"].startswith(
+        "the model never changed: only 15 updates arrived and the server waits for 50"
+    )
     tags = store.get_run(run([*FAST, "method=fedbuff", "method.buffer=5"]).run_id).data.tags
     assert (tags["persafl.model_changed"], tags["persafl.note"]) == ("true", "")
 
@@ -127,7 +126,9 @@ def test_the_final_model_loads_from_mlflow_with_its_signature():
     with chosen_store():
         described = artifact(mlflow.MlflowClient(), result.run_id, "model/MLmodel")
     assert "signature" in described
-    assert [file.name for file in Path("mlruns").rglob("model/data/*")] == ["model.pt2"], "a traced graph, nothing pickled"
+    assert [file.name for file in Path("mlruns").rglob("model/data/*")] == ["model.pt2"], (
+        "a traced graph, nothing pickled"
+    )
 
 
 def test_per_client_results_are_an_mlflow_table(store):
@@ -147,7 +148,10 @@ def test_a_run_says_what_it_ran_on_and_has_a_telling_name(store):
 
 
 def test_records_read_back_are_what_the_run_was():
-    first, second = run([*FAST, "tracking.experiment=a"]), run([*FAST, "tracking.experiment=a", "seed=1", "method.lam=20"])
+    first, second = (
+        run([*FAST, "tracking.experiment=a"]),
+        run([*FAST, "tracking.experiment=a", "seed=1", "method.lam=20"]),
+    )
     records = Store(store_uri(None)).records("a")
     assert [record.run_id for record in records] == [first.run_id, second.run_id]
     for record, result in zip(records, (first, second), strict=True):
@@ -200,7 +204,11 @@ def test_of_metrics_that_are_sent_together_a_refused_one_takes_no_other_with_it(
 def test_what_is_kept_of_a_run_at_several_times_is_all_sent_in_its_order(store, tmp_path):
     run_id = run([*FAST, "tracking.model=false"]).run_id
     (tmp_path / "picture.png").write_bytes(b"one")
-    keep(store_uri(None), run_id, [{"tags": {"mood": "early", "first": "yes"}}, {"path": str(tmp_path / "picture.png"), "folder": "kept"}])
+    keep(
+        store_uri(None),
+        run_id,
+        [{"tags": {"mood": "early", "first": "yes"}}, {"path": str(tmp_path / "picture.png"), "folder": "kept"}],
+    )
     (tmp_path / "picture.png").write_bytes(b"two")
     keep(store_uri(None), run_id, [{"tags": {"mood": "late"}}, {"metrics": [["kept", 1.0, 5, 5]]}])
     assert sync() == 1
@@ -221,7 +229,8 @@ def test_results_that_can_be_neither_sent_nor_kept_fail_the_run_and_leave_its_ch
     here = [*FAST, "checkpoint.every=5", "tracking.patience=0.3", "tracking.model=false", "tracking.figures=false"]
     monkeypatch.setattr("persafl_lit.tracking.tracker.keep", full)
     with pytest.raises(
-        TrackingError, match=r"records of run \w+ were not taken by .* could not be kept: No space left on device; make room, and the"
+        TrackingError,
+        match=r"records of run \w+ were not taken by .* could not be kept: No space left on device; make room, and the",
     ):
         run(here, callbacks=[At(u12=lambda: monkeypatch.setattr(Store, "send", full))])
     monkeypatch.setattr(Store, "send", usual)
@@ -248,45 +257,6 @@ def test_a_resumed_run_tells_the_parameters_that_a_kill_kept_from_the_store(stor
 # -- a real server ----------------------------------------------------------------------------------------------------
 
 
-class Server:
-    """`mlflow server` on loopback, which can be killed and started again."""
-
-    def __init__(self, folder):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self.folder = folder
-        self.start()
-
-    def start(self):
-        options = ["--backend-store-uri", f"sqlite:///{self.folder}/server.db", "--artifacts-destination", f"{self.folder}/artifacts"]
-        command = [sys.executable, "-m", "mlflow", "server", *options, "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
-        environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-        give_up_at = time.monotonic() + 60
-        while time.monotonic() < give_up_at:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=2):
-                return
-            time.sleep(0.2)
-        raise AssertionError("no server within a minute")
-
-    def kill(self):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
-class At:
-    """Does something when an update has been applied."""
-
-    def __init__(self, **actions):
-        self.actions = {int(name.removeprefix("u")): action for name, action in actions.items()}
-
-    def on_update(self, experiment):
-        self.actions.get(experiment.state.arrivals - 1, lambda: None)()
-
-
 @pytest.mark.slow
 def test_a_server_killed_in_mid_run_loses_no_metric(tmp_path, capfd):
     """Killed and restarted during the run; then killed during a second run and restarted only after its end."""
@@ -302,7 +272,10 @@ def test_a_server_killed_in_mid_run_loses_no_metric(tmp_path, capfd):
         check_whole(server.uri, first)
         assert "the run goes on and tries again" in capfd.readouterr().err
 
-        second = run([*here, "seed=1", "tracking.patience=1"], callbacks=[At(u20=lambda: (wait_for_run(server.uri, 2), server.kill()))])
+        second = run(
+            [*here, "seed=1", "tracking.patience=1"],
+            callbacks=[At(u20=lambda: (wait_for_run(server.uri, 2), server.kill()))],
+        )
         assert "`persafl sync` sends them" in capfd.readouterr().err
         server.start()
         assert sync() == 1
@@ -312,29 +285,8 @@ def test_a_server_killed_in_mid_run_loses_no_metric(tmp_path, capfd):
         server.kill()
 
 
-def wait_for_run(uri, count=1):
-    client = mlflow.MlflowClient(uri)
-    while True:
-        found = client.get_experiment_by_name("persafl")
-        if found and len(client.search_runs([found.experiment_id])) >= count:
-            return
-        time.sleep(0.1)
-
-
-def check_whole(uri, result):
-    client = mlflow.MlflowClient(uri)
-    assert client.get_run(result.run_id).info.status == "FINISHED"
-    history = client.get_metric_history(result.run_id, "accuracy.test")
-    assert [metric.value for metric in history] == result.curves()["accuracy.test"]
-    assert len(history) > 10
-    names = {file.path for file in client.list_artifacts(result.run_id)}
-    assert names >= {"config.yaml", "timeline.csv", "results.json", "clients.json", "figures"}
-
-
 def test_a_server_that_is_not_there_is_said_within_seconds():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     start = time.monotonic()
     with pytest.raises(ConfigError, match=f"cannot track to tracking.uri=http://127.0.0.1:{port}"):
         run([*FAST, f"tracking.uri=http://127.0.0.1:{port}"])

@@ -15,11 +15,20 @@ import pytest
 from persafl_lit import run
 from persafl_lit.cli import main
 from persafl_lit.tracking import store_uri
+from persafl_lit.tracking.mlflow_view import link
 from persafl_lit.tracking.store import Store
-from persafl_lit.tracking.view import link
-from tests.browser import Browser, needs_chromium
+from tests.support.browser import Browser, needs_chromium
+from tests.support.tracking import free_port
 
-FAST = ["model=logistic", "clients=5", "updates=30", "local_steps=2", "eval.every=1.0", "tracking.model=false", "executor=serial"]
+FAST = [
+    "model=logistic",
+    "clients=5",
+    "updates=30",
+    "local_steps=2",
+    "eval.every=1.0",
+    "tracking.model=false",
+    "executor=serial",
+]
 SWEEP = """name: apart
 overrides: [model=logistic, clients=5, updates=30, local_steps=2, eval.every=1.0, tracking.model=false, tracking.figures=false]
 grid:
@@ -29,12 +38,6 @@ seeds: [0]
 """
 AXES = "[...document.querySelectorAll('.js-plotly-plot')].map(plot => [plot.layout.xaxis.title.text, plot.data[0].x])"
 """Of the drawn line charts: what the axis is called, and where the first curve's points are."""
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -69,18 +72,38 @@ def test_a_browser_sees_the_runs_the_charts_and_the_comparison(tmp_path):
     store = Store(store_uri(None))
     with ui() as (address, links), Browser(tmp_path / "browser") as browser:
         experiments = {name: store.experiment(name) for name in ("trial", "apart")}
-        assert {name: links[name] for name in experiments} == {name: link(address, number) for name, number in experiments.items()}
-        trials = [child.info.run_id for child in store.search([experiments["apart"]], "tags.`persafl.method` = 'persafl_me'")]
+        assert {name: links[name] for name in experiments} == {
+            name: link(address, number) for name, number in experiments.items()
+        }
+        trials = [
+            child.info.run_id for child in store.search([experiments["apart"]], "tags.`persafl.method` = 'persafl_me'")
+        ]
         assert len(trials) == 8
         pages = {
-            "table": (links["trial"].replace("&compareRunsMode=CHART", ""), ["fedasync", "persafl_maml", "accuracy.test", "method.beta"]),
+            "table": (
+                links["trial"].replace("&compareRunsMode=CHART", ""),
+                ["fedasync", "persafl_maml", "accuracy.test", "method.beta"],
+            ),
             "charts": (links["trial"], ["accuracy.test", "Relative Time", "Step", "Comparison"]),
-            "compare": (comparison(address, experiments["trial"], ids), ["Parallel Coordinates Plot", "method.alpha", "fedasync", "persafl_maml"]),
+            "compare": (
+                comparison(address, experiments["trial"], ids),
+                ["Parallel Coordinates Plot", "method.alpha", "fedasync", "persafl_maml"],
+            ),
             "sweep": (
                 links["apart"],
-                ["method.lam", "method.alpha", "method.beta", "schedule.tau", "lam=30.0 beta=1.2 tau=10", "alpha=0.05 beta=0.8 tau=3"],
+                [
+                    "method.lam",
+                    "method.alpha",
+                    "method.beta",
+                    "schedule.tau",
+                    "lam=30.0 beta=1.2 tau=10",
+                    "alpha=0.05 beta=0.8 tau=3",
+                ],
             ),
-            "sweep_compare": (comparison(address, experiments["apart"], trials), ["method.lam", "method.beta", "schedule.tau"]),
+            "sweep_compare": (
+                comparison(address, experiments["apart"], trials),
+                ["method.lam", "method.beta", "schedule.tau"],
+            ),
         }
         for name, (page, words) in pages.items():
             browser.open(page, 2400, 1800)
@@ -89,7 +112,9 @@ def test_a_browser_sees_the_runs_the_charts_and_the_comparison(tmp_path):
                 browser.wait_until(f"{AXES}.length", 3)
             if name == "charts":
                 over_time, over_updates, _ = browser.evaluate(AXES)
-                assert over_time == ["Relative Time", pytest.approx([point.sim_time for point in points], abs=0.002)], "simulated seconds"
+                assert over_time == ["Relative Time", pytest.approx([point.sim_time for point in points], abs=0.002)], (
+                    "simulated seconds"
+                )
                 assert over_updates == ["Step", [point.updates for point in points]]
             if keep := os.environ.get("SCREENSHOTS"):
                 browser.screenshot(Path(keep) / f"{name}.png")

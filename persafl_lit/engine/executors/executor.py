@@ -1,8 +1,8 @@
 """Who does the work: jobs and evaluations, each a pure function of its inputs.
 
-A job's result depends only on (the model read, the client's memory, client, visit, seed), so it may run whenever these exist,
-anywhere, in any order, or twice: the run's result has the same bits. An executor has lanes that work at the same time; it hands out what is
-most urgent first.
+A job's result depends only on (the model read, the client's memory, client, visit, seed), so it may run whenever these
+exist, anywhere, in any order, or twice: the run's result has the same bits. An executor has lanes that work at the same
+time; it hands out what is most urgent first.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from persafl_lit.common.plugins import exits_refused
+from persafl_lit.engine.executors.worker import Worker
+from persafl_lit.engine.messages import CostGradient, Evaluate, Gradient, Message, Train, Update
 from persafl_lit.errors import ModelError, PersaflError, first_line, located
-from persafl_lit.evaluate import Scores
-from persafl_lit.executors.worker import Worker
-from persafl_lit.messages import CostGradient, Evaluate, Gradient, Message, Train, Update
-from persafl_lit.plugins import exits_refused
+from persafl_lit.learning.scores import Scores
 
 POLL = 0.2
 """Wall seconds after which a wait looks whether it is still wanted."""
@@ -121,7 +121,9 @@ class Executor(ABC):
         """Let the lanes start on what is there, without waiting for any of it."""
         self._hand_out()
 
-    def result(self, index: int, give_up: Callable[[], bool] = lambda: False) -> tuple[Train, Update | PersaflError] | None:
+    def result(
+        self, index: int, give_up: Callable[[], bool] = lambda: False
+    ) -> tuple[Train, Update | PersaflError] | None:
         """The update of job `index`, or why there is none; None if the wait was given up."""
         self._needed = index
         self._work(lambda: index in self._finished, give_up)
@@ -192,7 +194,8 @@ class Executor(ABC):
 
     @abstractmethod
     def _collect(self, wait: bool) -> Iterator[tuple[Unit, Result, float]]:
-        """Units that are done, their results and wall seconds; with `wait`, some are waited for, but not much longer than POLL."""
+        """Units that are done, their results and wall seconds; with `wait`, some are waited for, but not much longer
+        than POLL."""
 
     def close(self) -> None:  # noqa: B027
         """Stop the lanes; unfinished work is dropped."""
@@ -200,7 +203,9 @@ class Executor(ABC):
     def __enter__(self) -> Executor:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -244,11 +249,17 @@ def _culprit(worker: Worker, error: BaseException) -> str:
     """The innermost of the objective, the fine-tuning rules and the model in which an error was raised."""
     work = worker.work
     parts = {id(part): type(part).__name__ for part in (work.objective, *work.finetune.values(), work.backbone)}
-    inside = [parts[id(who)] for frame, _ in traceback.walk_tb(error.__traceback__) if id(who := frame.f_locals.get("self")) in parts]
+    inside = [
+        parts[id(who)]
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if id(who := frame.f_locals.get("self")) in parts
+    ]
     return f"{inside[-1]} fails: " if inside else ""
 
 
 def unsendable(worker: Worker, error: Exception) -> ModelError:
     """Other processes need a copy of the model, and it cannot be made."""
     model = type(worker.work.backbone).__name__
-    return ModelError(f"{model} cannot be sent to worker processes ({type(error).__name__}: {first_line(error)}); use executor=serial")
+    return ModelError(
+        f"{model} cannot be sent to worker processes ({type(error).__name__}: {first_line(error)}); use executor=serial"
+    )

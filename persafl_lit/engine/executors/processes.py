@@ -16,12 +16,12 @@ from multiprocessing.process import BaseProcess
 import torch
 from torch import Tensor
 
+from persafl_lit.common.plugins import really_exit
+from persafl_lit.common.process_memory import keep_freed_memory
+from persafl_lit.engine.executors.executor import POLL, Executor, Result, Unit, perform, unsendable
+from persafl_lit.engine.executors.transport import Place
+from persafl_lit.engine.executors.worker import ALIGNED, Work, Worker
 from persafl_lit.errors import ConfigError, WorkerError
-from persafl_lit.executors.executor import POLL, Executor, Result, Unit, perform, unsendable
-from persafl_lit.executors.transport import Place
-from persafl_lit.executors.worker import ALIGNED, Work, Worker
-from persafl_lit.memory import keep_freed_memory
-from persafl_lit.plugins import really_exit
 
 DEPTH = 2
 """Units a process holds: one under way and one ready, so that it never waits for the server."""
@@ -44,13 +44,15 @@ class Lane:
 class Processes(Executor):
     """Persistent processes. One that dies is replaced and its units are done again: the result has the same bits.
 
-    Processes are forked where that is possible (Linux, CPU): they start at once and share the data. Elsewhere they are spawned
-    and are sent it.
+    Processes are forked where that is possible (Linux, CPU): they start at once and share the data. Elsewhere they are
+    spawned and are sent it.
     """
 
     def __init__(self, worker: Worker, lanes: int, start: str | None = None) -> None:
         super().__init__(worker, lanes)
-        self._context = get_context(start or ("fork" if sys.platform == "linux" and worker.device.type == "cpu" else "spawn"))
+        self._context = get_context(
+            start or ("fork" if sys.platform == "linux" and worker.device.type == "cpu" else "spawn")
+        )
         if self._context.get_start_method() == "fork":
             worker.federation.before_fork()
         room = -(-worker.room // ALIGNED) * ALIGNED
@@ -64,16 +66,21 @@ class Processes(Executor):
         ours, theirs = self._context.Pipe()
         forked = self._context.get_start_method() == "fork"
         source = self.worker if forked else self.worker.work
-        # A forked process has our ends of all pipes, too: it must close them, or nobody would see the end of this process.
+        # A forked process has our ends of all pipes, too: it must close them, or nobody would see the end of this
+        # process.
         inherited = [ours, *(lane.pipe for lane in self._lanes)] if forked else []
         process = self._context.Process(target=_serve, args=(source, theirs, memory, inherited), daemon=True)  # type: ignore[attr-defined]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads: a worker touches none of them
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # about forking with threads: a worker touches none of them
             try:
                 process.start()
             except OSError as error:
                 self.close()
-                raise WorkerError(f"cannot start a worker process: {error.strerror}; use fewer workers or executor=serial") from None
+                raise WorkerError(
+                    f"cannot start a worker process: {error.strerror}; use fewer workers or executor=serial"
+                ) from None
             except (AttributeError, TypeError, ValueError, RecursionError, pickle.PicklingError) as error:
                 self.close()
                 raise unsendable(self.worker, error) from None
@@ -117,10 +124,14 @@ class Processes(Executor):
         for unit in lost:
             if unit.attempts + 1 >= ATTEMPTS:
                 raise WorkerError(
-                    f"client {unit.message.client} ended {ATTEMPTS} worker processes ({cause}); is there enough memory? "
+                    f"client {unit.message.client} ended {ATTEMPTS} worker processes ({cause}); is there "
+                    "enough memory? "
                     "Fewer workers need less, and executor=serial shows where it happens"
                 )
-        print(f"persafl: worker process {lane.process.pid} is gone ({cause}); another one does its work again", file=sys.stderr)
+        print(
+            f"persafl: worker process {lane.process.pid} is gone ({cause}); another one does its work again",
+            file=sys.stderr,
+        )
         self._lanes[self._lanes.index(lane)] = self._start(lane.memory)
         for unit in lost:
             self._send(unit._replace(attempts=unit.attempts + 1))
@@ -134,7 +145,8 @@ class Processes(Executor):
 
 
 def _can_train(pipe: connection.Connection) -> bool:
-    """A forked process says whether autograd works in it: not if this one has threads for devices, which some imports start."""
+    """A forked process says whether autograd works in it: not if this one has threads for devices, which some imports
+    start."""
     try:
         return bool(pipe.recv())
     except (EOFError, OSError):  # it is gone already; whoever waits for its work will see that
@@ -149,7 +161,9 @@ def _autograd_works() -> bool:
     return True
 
 
-def _serve(source: Worker | Work, pipe: connection.Connection, memory: Tensor, inherited: Sequence[connection.Connection]) -> None:
+def _serve(
+    source: Worker | Work, pipe: connection.Connection, memory: Tensor, inherited: Sequence[connection.Connection]
+) -> None:
     """The life of a worker process: until the pipe closes, because the run is over or its process is gone."""
     for end in inherited:
         end.close()

@@ -18,11 +18,11 @@ import ray
 import torch
 from torch import Tensor
 
+from persafl_lit.common.process_memory import keep_freed_memory
+from persafl_lit.engine.executors.executor import POLL, Executor, Result, Unit, perform, unsendable
+from persafl_lit.engine.executors.transport import Header, as_bytes, describe, unpack
+from persafl_lit.engine.executors.worker import Worker
 from persafl_lit.errors import ConfigError, WorkerError, first_line, located
-from persafl_lit.executors.executor import POLL, Executor, Result, Unit, perform, unsendable
-from persafl_lit.executors.transport import Header, as_bytes, describe, unpack
-from persafl_lit.executors.worker import Worker
-from persafl_lit.memory import keep_freed_memory
 
 DEPTH = 2
 """Calls per lane: one under way and one ready."""
@@ -62,7 +62,8 @@ class Cluster(Executor):
         self._calls[call] = unit
 
     def _stored(self, part: Tensor) -> Any:
-        """A large tensor in the cluster's memory: once, however many jobs read it. A small one travels with the call."""
+        """A large tensor in the cluster's memory: once, however many jobs read it. A small one travels with the
+        call."""
         if len(part) < SMALL:
             return part.numpy()
         place = part.data_ptr(), len(part)
@@ -81,9 +82,14 @@ class Cluster(Executor):
             try:
                 header, wall_seconds, *parts = ray.get(call)
             except ray.exceptions.RayTaskError as error:
-                raise WorkerError(f"client {unit.message.client} could not be done by Ray: {located(error.cause)}") from None
+                raise WorkerError(
+                    f"client {unit.message.client} could not be done by Ray: {located(error.cause)}"
+                ) from None
             except ray.exceptions.RayError as error:
-                raise WorkerError(f"client {unit.message.client} could not be done by Ray in {RETRIES + 1} attempts: {first_line(error)}") from None
+                raise WorkerError(
+                    f"client {unit.message.client} could not be done by Ray in {RETRIES + 1} attempts: "
+                    f"{first_line(error)}"
+                ) from None
             yield unit, unpack(header, map(_writable, parts), self.worker.device), wall_seconds
 
     def close(self) -> None:

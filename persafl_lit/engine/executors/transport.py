@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from persafl_lit.executors.worker import ALIGNED
-from persafl_lit.messages import join, separate
+from persafl_lit.engine.executors.worker import ALIGNED
+from persafl_lit.engine.messages import join, separate
 
 Kinds = tuple[tuple[str, tuple[int, ...]], ...]
 """Type and shape of each tensor."""
@@ -43,7 +43,8 @@ class Place:
     def store(self, record: Any) -> Header:
         """Write a record's tensors; returns what must be sent beside them."""
         header, tensors = describe(record)
-        # A job may send back what it was given, a view of this very place: it must not be overwritten while it is written.
+        # A job may send back what it was given, a view of this very place: it must not be overwritten while it is
+        # written.
         tensors = [tensor.clone() if tensor.data_ptr() in self._addresses else tensor for tensor in tensors]
         views = self._views_of(header.kinds)
         for view, tensor in zip(views, tensors, strict=True):
@@ -51,14 +52,22 @@ class Place:
                 view.copy_(tensor)
         if None not in views:
             return header
-        return header._replace(late=tuple(as_bytes(t).numpy().tobytes() if v is None else None for v, t in zip(views, tensors, strict=True)))
+        return header._replace(
+            late=tuple(
+                as_bytes(t).numpy().tobytes() if v is None else None for v, t in zip(views, tensors, strict=True)
+            )
+        )
 
     def fetch(self, header: Header, device: torch.device, copy: bool = False) -> Any:
         """The record whose tensors lie here: views of this place on a CPU, unless a copy is asked for."""
         late = header.late or (None,) * len(header.kinds)
         tensors = []
         for view, kind, given in zip(self._views_of(header.kinds), header.kinds, late, strict=True):
-            found = from_bytes(torch.frombuffer(bytearray(given or b"\0"), dtype=torch.uint8), kind) if view is None else view
+            found = (
+                from_bytes(torch.frombuffer(bytearray(given or b"\0"), dtype=torch.uint8), kind)
+                if view is None
+                else view
+            )
             tensors.append(found.to(device, copy=copy))
         return join(header.record, tensors)
 
@@ -88,4 +97,6 @@ def from_bytes(part: Tensor, kind: tuple[str, tuple[int, ...]]) -> Tensor:
 
 def unpack(header: Header, parts: Iterable[Tensor], device: torch.device) -> Any:
     """The record whose tensors came as bytes."""
-    return join(header.record, [from_bytes(part, kind).to(device) for part, kind in zip(parts, header.kinds, strict=True)])
+    return join(
+        header.record, [from_bytes(part, kind).to(device) for part, kind in zip(parts, header.kinds, strict=True)]
+    )

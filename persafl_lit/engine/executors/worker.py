@@ -12,19 +12,22 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from persafl_lit.buffers import Buffers
-from persafl_lit.client import ClientDataModule, ClientModule
+from persafl_lit.common.tensors import Tensors
 from persafl_lit.data.federation import Federation
+from persafl_lit.engine.messages import CostGradient, Evaluate, Gradient, Message, Train, Update
 from persafl_lit.errors import ConfigError, ModelError, PersaflError, first_line, located
-from persafl_lit.evaluate import Scores, average_statistics, evaluate_client, whole_batches
-from persafl_lit.finetune import Finetune
-from persafl_lit.loss import changing_buffers
-from persafl_lit.messages import CostGradient, Evaluate, Gradient, Message, Tensors, Train, Update
-from persafl_lit.metrics import Metrics
-from persafl_lit.objectives import Maml, Moreau, Objective, Step
-from persafl_lit.optimizers import VECTORS, Local
-from persafl_lit.sharing import Sharing
-from persafl_lit.statistics import Constants
+from persafl_lit.learning.client_data import ClientDataModule
+from persafl_lit.learning.client_module import ClientModule
+from persafl_lit.learning.evaluation import average_statistics, evaluate_client, whole_batches
+from persafl_lit.learning.flat_loss import changing_buffers
+from persafl_lit.learning.local_optimizers import VECTORS, Local
+from persafl_lit.learning.metrics import Metrics
+from persafl_lit.learning.objectives import Maml, Moreau, Objective, Step
+from persafl_lit.learning.personalisation import Finetune
+from persafl_lit.learning.running_statistics import Constants
+from persafl_lit.learning.scores import Scores
+from persafl_lit.learning.sharing import Sharing
+from persafl_lit.server.buffers import Buffers
 
 PRECISIONS: dict[str, torch.dtype] = {
     "32-true": torch.float32,
@@ -66,7 +69,8 @@ class Worker:
     """Trains and evaluates on one device; a message's result depends on nothing but the message."""
 
     def __init__(self, work: Work, fabric: Fabric | None = None) -> None:
-        """With the run's Fabric where there is one; a worker process of its own makes one for its device and precision."""
+        """With the run's Fabric where there is one; a worker process of its own makes one for its device and
+        precision."""
         self.work = work
         fabric = fabric or make_fabric(work.accelerator, work.devices, work.precision)
         self.device, self.dtype, self.autocast = fabric.device, PRECISIONS[work.precision], fabric.autocast
@@ -74,7 +78,10 @@ class Worker:
         backbone = work.backbone.to(self.device, self.dtype)
         private = work.sharing.names(backbone)
         if private and work.objective.keeps:
-            raise ConfigError("an objective that keeps vectors of the model's size (scaffold) shares the whole model: leave method.private at none")
+            raise ConfigError(
+                "an objective that keeps vectors of the model's size (scaffold) shares the whole model: "
+                "leave method.private at none"
+            )
         work.local.check(work.objective)
         choices: Any = {"private": private, "derivatives": work.derivatives, "local": work.local}
         self.module = ClientModule(backbone, work.objective, work.eta, work.federation.smoothness, work.clip, **choices)
@@ -82,7 +89,8 @@ class Worker:
         changing = self._changing_buffers()
         if changing and work.buffers.buffers == "refuse":
             raise ConfigError(
-                f"training changes the model's buffer {changing[0]!r} (BatchNorm does that), and model.buffers=refuse; use local or shared, "
+                f"training changes the model's buffer {changing[0]!r} (BatchNorm does that), and "
+                "model.buffers=refuse; use local or shared, "
                 "GroupNorm or LayerNorm, or BatchNorm with track_running_stats=False"
             )
         self.module.statistics = changing
@@ -99,14 +107,22 @@ class Worker:
         self.digest = self._digest()
         """A hash of the first weights, and of what else the backbone holds."""
         if isinstance(work.objective, Maml) and work.objective.differences and work.precision.startswith("bf16"):
-            raise ConfigError(f"method.hvp={work.objective.hvp} drowns in the rounding of precision={work.precision}; use exact or first_order")
+            raise ConfigError(
+                f"method.hvp={work.objective.hvp} drowns in the rounding of precision={work.precision}; use "
+                "exact or first_order"
+            )
         if isinstance(work.objective, Moreau):
             work.objective.check_inner_step(work.federation.smoothness or 0.0)
 
     @property
     def keeps(self) -> bool:
         """Whether clients keep anything between visits."""
-        return bool(len(self._private) or self.work.objective.keeps or self.work.local.keep_state or (self.first_buffers and not self.published))
+        return bool(
+            len(self._private)
+            or self.work.objective.keeps
+            or self.work.local.keep_state
+            or (self.first_buffers and not self.published)
+        )
 
     @property
     def published(self) -> Tensors:
@@ -116,13 +132,19 @@ class Worker:
     @property
     def transfer_bytes(self) -> int:
         """Of one download, and of one upload."""
-        return self.start.nbytes * (1 + len(self.work.objective.sends)) + sum(tensor.nbytes for tensor in self.published.values())
+        return self.start.nbytes * (1 + len(self.work.objective.sends)) + sum(
+            tensor.nbytes for tensor in self.published.values()
+        )
 
     @property
     def room(self) -> int:
         """Bytes that the tensors of a message or of its result take."""
         work, parameters = self.work, len([*self.module.backbone.parameters()])
-        kept = len(work.objective.keeps) * self.start.nbytes + self._private.nbytes + sum(tensor.nbytes for tensor in self.first_buffers.values())
+        kept = (
+            len(work.objective.keeps) * self.start.nbytes
+            + self._private.nbytes
+            + sum(tensor.nbytes for tensor in self.first_buffers.values())
+        )
         tensors = 3 + len(work.objective.sends) + len(work.objective.keeps)
         if work.local.keep_state:
             vectors = VECTORS[work.local.optimizer]
@@ -156,7 +178,8 @@ class Worker:
         return seen.hexdigest()
 
     def _load_statistics(self, client: int, w: Tensor, read: Tensors, memory: Tensors, train: bool = False) -> None:
-        """The shared ones, or the client's own. Without any it begins to train with the first ones, and is evaluated with those of its data."""
+        """The shared ones, or the client's own. Without any it begins to train with the first ones, and is evaluated
+        with those of its data."""
         if (statistics := self.module.f.statistics) is None:
             return
         known = read.get("buffers", memory.get("buffers", statistics.start if train else None))
@@ -174,16 +197,23 @@ class Worker:
         """A client's visit: Algorithm 2 from download to upload."""
         work, module, shared = self.work, self.module, self.module.f.shared
         read = self.model(message.read["w"], message.memory)
-        data = ClientDataModule(self.federation, message.client, work.objective, work.local_steps, work.batch_size, work.seed)
+        data = ClientDataModule(
+            self.federation, message.client, work.objective, work.local_steps, work.batch_size, work.seed
+        )
         before = module.f.evaluations
 
         def whole_gradient() -> Tensor:
-            return module.whole_gradient(read, whole_batches(self.federation, message.client, work.batch_size, work.seed, bool(self.first_buffers)))
+            return module.whole_gradient(
+                read,
+                whole_batches(self.federation, message.client, work.batch_size, work.seed, bool(self.first_buffers)),
+            )
 
         # Fabric's precision holds for the whole job: one context, not one per step.
         with torch.random.fork_rng(self._devices), self.autocast():
             self._load_statistics(message.client, read, message.read, message.memory, train=True)
-            loss, residual = module.visit(read, work.objective.begin(message.read, message.memory), data.steps(message.visit), message.memory)
+            loss, residual = module.visit(
+                read, work.objective.begin(message.read, message.memory), data.steps(message.visit), message.memory
+            )
             delta, private = read[:shared] - module.w[:shared], module.w[shared:].clone()
             sent, memory = work.objective.end(whole_gradient, message.memory)
         if len(private):
@@ -201,14 +231,19 @@ class Worker:
         w = self.model(message.read["w"], message.memory)
         with torch.random.fork_rng(self._devices), self.autocast():
             self._load_statistics(message.client, w, message.read, message.memory)
-            scores = evaluate_client(self.module, self.federation, message.client, w, rules, work.batch_size, work.seed, work.metrics)
+            scores = evaluate_client(
+                self.module, self.federation, message.client, w, rules, work.batch_size, work.seed, work.metrics
+            )
         self._constants.check()
         return scores
 
     def cost_gradient(self, message: CostGradient) -> Gradient:
-        """grad F_i(w) of the shared part: the objective's gradient with all of the client's training data as every batch."""
+        """grad F_i(w) of the shared part: the objective's gradient with all of the client's training data as every
+        batch."""
         work, w = self.work, self.model(message.read["w"], message.memory)
-        ((whole, _),) = whole_batches(self.federation, message.client, max(1, self.federation.count(message.client, "train")), work.seed)
+        ((whole, _),) = whole_batches(
+            self.federation, message.client, max(1, self.federation.count(message.client, "train")), work.seed
+        )
         self.module.backbone.train()
         with torch.random.fork_rng(self._devices), self.autocast():
             self._load_statistics(message.client, w, message.read, message.memory, train=True)
@@ -217,7 +252,8 @@ class Worker:
         return Gradient({"gradient": gradient[: self.module.f.shared].clone()})
 
     def state_dict(self, read: Tensors, memory: Tensors, client: int | None = None) -> dict[str, Tensor]:
-        """The backbone's ordinary, contiguous state dict: the shared model with a client's memory, or with the initial private values.
+        """The backbone's ordinary, contiguous state dict: the shared model with a client's memory, or with the initial
+        private values.
 
         A client's own statistics are those that it is evaluated with.
         """
@@ -225,21 +261,38 @@ class Worker:
         with torch.random.fork_rng(self._devices), self.autocast():
             self._load_statistics(client or 0, w, read, memory, train=client is None)
         self.module.f.at(w)
-        return {name: value.detach().cpu().contiguous().clone() for name, value in self.module.backbone.state_dict().items()}
+        return {
+            name: value.detach().cpu().contiguous().clone() for name, value in self.module.backbone.state_dict().items()
+        }
 
 
 def make_fabric(
-    accelerator: str, devices: int | tuple[int, ...] | str, precision: str, callbacks: Sequence[Any] = (), loggers: Sequence[Any] = ()
+    accelerator: str,
+    devices: int | tuple[int, ...] | str,
+    precision: str,
+    callbacks: Sequence[Any] = (),
+    loggers: Sequence[Any] = (),
 ) -> Fabric:
-    """A Fabric on one device, or a sentence about why not. It gets copies of the lists: Fabric changes the one it is given."""
+    """A Fabric on one device, or a sentence about why not. It gets copies of the lists: Fabric changes the one it is
+    given."""
     if precision not in PRECISIONS:
         raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}")
     try:
         named = list(devices) if isinstance(devices, tuple) else devices
-        fabric = Fabric(accelerator=accelerator, devices=named, precision=precision, callbacks=[*callbacks], loggers=[*loggers])  # type: ignore[arg-type]
+        fabric = Fabric(
+            accelerator=accelerator,
+            devices=named,
+            precision=precision,  # type: ignore[arg-type]
+            callbacks=[*callbacks],
+            loggers=[*loggers],
+        )
     except Exception as error:  # Fabric raises many types; each is about these three values
-        raise ConfigError(f"accelerator={accelerator}, devices={devices}, precision={precision} cannot be set up: {first_line(error)}") from error
+        raise ConfigError(
+            f"accelerator={accelerator}, devices={devices}, precision={precision} cannot be set up: {first_line(error)}"
+        ) from error
     if fabric.world_size != 1:
-        raise ConfigError(f"a worker trains on one device; devices={devices} are {fabric.world_size}: name one, e.g. devices=[0]")
+        raise ConfigError(
+            f"a worker trains on one device; devices={devices} are {fabric.world_size}: name one, e.g. devices=[0]"
+        )
     fabric.launch()
     return fabric

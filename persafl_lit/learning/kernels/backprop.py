@@ -1,9 +1,10 @@
 """Gradients and Hessian-vector products of sequences of known layers, without autograd.
 
-The gradient is ordinary backpropagation: forward kernels, then vector-Jacobian products (vjp) from the loss to the first weights. H u
-comes by Pearlmutter's R-operator (Neural Computation 6, 1994), which is forward-over-reverse differentiation: R{x} is the derivative of
-x when the weights move along u, so R{w} = u and R{grad f(w)} = H u. The forward pass carries x and R{x} (a Jacobian-vector product,
-jvp), the reverse pass g = df/dx and R{g}. Double backward gives the same product, but also computes gradients that are not needed.
+The gradient is ordinary backpropagation: forward kernels, then vector-Jacobian products (vjp) from the loss to the
+first weights. H u comes by Pearlmutter's R-operator (Neural Computation 6, 1994), which is forward-over-reverse
+differentiation: R{x} is the derivative of x when the weights move along u, so R{w} = u and R{grad f(w)} = H u. The
+forward pass carries x and R{x} (a Jacobian-vector product, jvp), the reverse pass g = df/dx and R{g}. Double backward
+gives the same product, but also computes gradients that are not needed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from persafl_lit.dropout import Dropout
+from persafl_lit.models.dropout import Dropout
 
 aten = torch.ops.aten
 
@@ -37,7 +38,8 @@ class Kernel(ABC):
 
     @abstractmethod
     def jvp(self, Rx: Tensor | None, u: Iterator[Tensor]) -> Tensor | None:
-        """R{y} after `forward`. R{x} is None, which means zero, before the first weights; a layer with weights takes its part of u."""
+        """R{y} after `forward`. R{x} is None, which means zero, before the first weights; a layer with weights takes
+        its part of u."""
 
     @abstractmethod
     def jvp_of_vjp(self, g: Tensor, Rg: Tensor, grads: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -122,7 +124,8 @@ class Convolution(Weighted):
 
 
 class PiecewiseLinear(Kernel):
-    """A layer without weights that is linear wherever it is differentiable, so that R{x} passes like x and R{g} like g."""
+    """A layer without weights that is linear wherever it is differentiable, so that R{x} passes like x and R{g} like
+    g."""
 
     def vjp(self, g: Tensor, grads: list[Tensor]) -> Tensor:
         return self.transpose(g)
@@ -163,17 +166,23 @@ class MaxPool(PiecewiseLinear):
     def forward(self, x: Tensor) -> Tensor:
         layer = self.layer
         self.x = x
-        y, self.greatest = F.max_pool2d_with_indices(x, layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode)
+        y, self.greatest = F.max_pool2d_with_indices(
+            x, layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode
+        )
         return y
 
     def linear(self, Rx: Tensor) -> Tensor:
-        pixels, greatest = (t.permute(0, 2, 3, 1) for t in (Rx, self.greatest))  # channels_last: flattened without a copy
+        pixels, greatest = (
+            t.permute(0, 2, 3, 1) for t in (Rx, self.greatest)
+        )  # channels_last: flattened without a copy
         return pixels.flatten(1, 2).gather(1, greatest.flatten(1, 2)).view(greatest.shape).permute(0, 3, 1, 2)
 
     def transpose(self, g: Tensor) -> Tensor:
         layer = self.layer
         window = (_pair(value) for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation))
-        spread: Tensor = aten.max_pool2d_with_indices_backward.default(g, self.x, *window, layer.ceil_mode, self.greatest)
+        spread: Tensor = aten.max_pool2d_with_indices_backward.default(
+            g, self.x, *window, layer.ceil_mode, self.greatest
+        )
         return spread
 
 
@@ -219,20 +228,31 @@ KERNELS: dict[type[nn.Module], type[Kernel]] = {
 def plain_layers(network: nn.Module) -> Sequence[nn.Module]:
     """The layers of a network that the kernels can differentiate, or none.
 
-    Such a network is an nn.Sequential of the layers in `KERNELS` with exactly one Flatten: image layers before it, vector layers after
-    it. No weights are shared or frozen."""
+    Such a network is an nn.Sequential of the layers in `KERNELS` with exactly one Flatten: image layers before it,
+    vector layers after it. No weights are shared or frozen."""
     layers = tuple(network) if type(network) is nn.Sequential and untouched(network) else ()
     kinds = [type(layer) for layer in layers]
     if kinds.count(nn.Flatten) != 1 or not all(map(_is_plain, layers)):
         return ()
     flat = kinds.index(nn.Flatten)
-    weights = [weight for layer in layers if isinstance(layer, nn.Linear | nn.Conv2d) for weight in (layer.weight, layer.bias) if weight is not None]
+    weights = [
+        weight
+        for layer in layers
+        if isinstance(layer, nn.Linear | nn.Conv2d)
+        for weight in (layer.weight, layer.bias)
+        if weight is not None
+    ]
     own = [*map(id, weights)] == [*map(id, network.parameters())]  # parameters() yields a shared one only once
-    return layers if own and nn.Linear not in kinds[:flat] and {*kinds[flat + 1 :]} <= {nn.Linear, nn.ReLU, Dropout} else ()
+    return (
+        layers
+        if own and nn.Linear not in kinds[:flat] and {*kinds[flat + 1 :]} <= {nn.Linear, nn.ReLU, Dropout}
+        else ()
+    )
 
 
 def untouched(module: nn.Module) -> bool:
-    """Whether a module has no hooks and no methods replaced on the instance, so that its class says what it computes."""
+    """Whether a module has no hooks and no methods replaced on the instance, so that its class says what it
+    computes."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     tensor_hooks = [parameter._backward_hooks for parameter in module.parameters()]
     return not any([*hooks, *tensor_hooks]) and not {"forward", "training_step", "score_loss"} & vars(module).keys()
@@ -243,12 +263,15 @@ def _is_plain(layer: nn.Module) -> bool:
     other_padding = isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str))
     gives_indices = isinstance(layer, nn.MaxPool2d) and layer.return_indices
     flattens_less = isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1)
-    return type(layer) in KERNELS and untouched(layer) and not (frozen or other_padding or gives_indices or flattens_less)
+    return (
+        type(layer) in KERNELS and untouched(layer) and not (frozen or other_padding or gives_indices or flattens_less)
+    )
 
 
 @torch.no_grad()
 def gradient(layers: Sequence[nn.Module], inputs: Tensor, labels: Tensor, grads: list[Tensor]) -> Tensor:
-    """The mean cross-entropy; writes its gradient into `grads`, one tensor for each parameter of the plain layers, in their order.
+    """The mean cross-entropy; writes its gradient into `grads`, one tensor for each parameter of the plain layers, in
+    their order.
 
     The reverse pass ends at the first weights: df/dx of the inputs is not needed."""
     kernels, remaining, x = _kernels(layers), [*grads], inputs
@@ -261,7 +284,9 @@ def gradient(layers: Sequence[nn.Module], inputs: Tensor, labels: Tensor, grads:
 
 
 @torch.no_grad()
-def hessian_vector(layers: Sequence[nn.Module], inputs: Tensor, labels: Tensor, u: Iterable[Tensor], grads: list[Tensor]) -> None:
+def hessian_vector(
+    layers: Sequence[nn.Module], inputs: Tensor, labels: Tensor, u: Iterable[Tensor], grads: list[Tensor]
+) -> None:
     """Writes H u of the mean cross-entropy into `grads`; u has the same shapes."""
     kernels, remaining, parts = _kernels(layers), [*grads], iter(u)
     x, Rx = inputs, None
@@ -284,7 +309,8 @@ def _kernels(layers: Sequence[nn.Module]) -> list[Kernel]:
 
 
 def _cross_entropy(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, its gradient (p - y) / n with respect to the scores, and log p with p = softmax(scores): the calls that autograd makes."""
+    """The loss, its gradient (p - y) / n with respect to the scores, and log p with p = softmax(scores): the calls that
+    autograd makes."""
     log_p = scores.log_softmax(1)
     weight, mean, ignored = None, 1, -100  # the defaults of F.nll_loss
     loss, n = aten.nll_loss_forward.default(log_p, labels, weight, mean, ignored)

@@ -1,11 +1,11 @@
 """What a client computes. Adding one: a small file here, a line in the table, a YAML in conf/method."""
 
-from persafl_lit.objectives.maml import Maml
-from persafl_lit.objectives.moreau import Moreau
-from persafl_lit.objectives.objective import LocalLoss, Objective, Step
-from persafl_lit.objectives.plain import Plain
-from persafl_lit.objectives.proximal import Proximal
-from persafl_lit.objectives.scaffold import Scaffold
+from persafl_lit.learning.objectives.maml import Maml
+from persafl_lit.learning.objectives.moreau import Moreau
+from persafl_lit.learning.objectives.objective import LocalLoss, Objective, Step
+from persafl_lit.learning.objectives.plain import Plain
+from persafl_lit.learning.objectives.proximal import Proximal
+from persafl_lit.learning.objectives.scaffold import Scaffold
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "plain": Plain,

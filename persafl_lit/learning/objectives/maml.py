@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from persafl_lit.errors import ConfigError
-from persafl_lit.objectives.objective import LocalLoss, Objective, Step
+from persafl_lit.learning.objectives.objective import LocalLoss, Objective, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,8 @@ class Maml(Objective):
 
         H u = (grad f(w + d u) - grad f(w - d u)) / 2d        with d = delta / |u|,
 
-    or is left out (`first_order`). `as_printed` divides by d instead, as the paper's appendix prints it: twice the product.
+    or is left out (`first_order`). `as_printed` divides by d instead, as the paper's appendix prints it: twice the
+    product.
     """
 
     alpha: float = 0.01
@@ -79,8 +80,10 @@ class Maml(Objective):
             return u
         d = (self.delta or SHORT) / length
         product = self._difference(f, w, u, batch, d)
-        # ReLU and max-pooling have kinks; a difference that crosses one adds its jump over 2d, which can throw a run off. MAML
-        # needs alpha |H u| <= |u|: beyond that, a ten times shorter difference tells a spike (it goes) from curvature (it stays).
+        # ReLU and max-pooling have kinks; a difference that crosses one adds its jump over 2d, which can throw a run
+        # off. MAML
+        # needs alpha |H u| <= |u|: beyond that, a ten times shorter difference tells a spike (it goes) from curvature
+        # (it stays).
         if self.alpha * float(product.norm()) > length:
             shorter = self._difference(f, w, u, batch, d / 10)
             if float(shorter.norm()) < float(product.norm()) / 2:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from persafl_lit.common.limits import MOST_STEPS, at_most
 from persafl_lit.errors import ConfigError, DivergenceError
-from persafl_lit.limits import MOST_STEPS, at_most
-from persafl_lit.objectives.objective import LocalLoss, Objective, Step
+from persafl_lit.learning.objectives.objective import LocalLoss, Objective, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,8 @@ class Moreau(Objective):
         limit = 2 / (self.lam + smoothness)
         if self.inner_lr is not None and self.inner_lr >= limit:
             raise ConfigError(
-                f"method.inner_lr={self.inner_lr:g} diverges with method.lam={self.lam:g}: it must be below 2 / (lam + L), "
+                f"method.inner_lr={self.inner_lr:g} diverges with method.lam={self.lam:g}: it must be below 2 "
+                "/ (lam + L), "
                 f"here at most {limit:g}; leave it null for 1 / (lam + L)"
             )
 
@@ -92,6 +93,7 @@ class Moreau(Objective):
         return theta
 
     def residual(self, f: LocalLoss, step: Step, gradient: Tensor) -> float:
-        """|grad h(theta)| at the theta that was used: since lam (theta - w) = -gradient, this is |grad f(theta) - gradient|."""
+        """|grad h(theta)| at the theta that was used: since lam (theta - w) = -gradient, this is |grad f(theta) -
+        gradient|."""
         theta = f.at(step.w).sub_(gradient, alpha=1 / self.lam)
         return float(f.gradient(theta, step.batches[0]).sub_(gradient).norm())

@@ -1,8 +1,8 @@
 """What a client computes: the gradient of its own cost, written with flat vectors.
 
-An objective sees the client's loss only through `f`: `f.gradient(w, D)`, `f.hessian_vector(w, u, D)` and a place to stand,
-`f.at(w)`. A batch D fixes the samples *and* the dropout mask, so f(.; D) is an ordinary function: every evaluation on the
-same batch sees the same mask, as finite differences and inner minimisations need.
+An objective sees the client's loss only through `f`: `f.gradient(w, D)`, `f.hessian_vector(w, u, D)` and a place to
+stand, `f.at(w)`. A batch D fixes the samples *and* the dropout mask, so f(.; D) is an ordinary function: every
+evaluation on the same batch sees the same mask, as finite differences and inner minimisations need.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from persafl_lit.common.tensors import Tensors
     from persafl_lit.data.federation import Batch
-    from persafl_lit.messages import Tensors
 
 
 class LocalLoss(Protocol):
@@ -58,7 +58,8 @@ class Objective(ABC):
     moves: ClassVar[bool] = False
     """Whether it evaluates gradients elsewhere than at w."""
     sends: ClassVar[tuple[str, ...]] = ()
-    """Named tensors, of the model's size, that a visit sends beside `delta`; the server sends as many beside the model."""
+    """Named tensors, of the model's size, that a visit sends beside `delta`; the server sends as many beside the
+    model."""
     keeps: ClassVar[tuple[str, ...]] = ()
     """Named tensors, of the model's size, that a client keeps between visits."""
 
@@ -72,7 +73,8 @@ class Objective(ABC):
         """The direction of the local step: w_{i,q+1} = w_{i,q} - eta * gradient."""
 
     def begin(self, read: Tensors, memory: Tensors) -> Tensors:
-        """Before the first local step, from what was downloaded and what the client kept: what every step is `given`."""
+        """Before the first local step, from what was downloaded and what the client kept: what every step is
+        `given`."""
         return {}
 
     def end(self, whole_gradient: Callable[[], Tensor], memory: Tensors) -> tuple[Tensors, Tensors]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from persafl_lit.objectives.objective import LocalLoss, Objective, Step
+from persafl_lit.learning.objectives.objective import LocalLoss, Objective, Step
 
 if TYPE_CHECKING:
     from torch import Tensor

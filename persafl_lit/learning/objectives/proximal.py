@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from persafl_lit.errors import ConfigError
-from persafl_lit.objectives.objective import LocalLoss, Objective, Step
+from persafl_lit.learning.objectives.objective import LocalLoss, Objective, Step
 
 if TYPE_CHECKING:
     from torch import Tensor

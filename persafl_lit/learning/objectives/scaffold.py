@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from persafl_lit.objectives.objective import LocalLoss, Objective, Step
+from persafl_lit.learning.objectives.objective import LocalLoss, Objective, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from persafl_lit.messages import Tensors
+    from persafl_lit.common.tensors import Tensors
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What every part may import: limits, named random streams, locks, files, code from outside."""

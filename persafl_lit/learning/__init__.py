@@ -1,0 +1,1 @@
+"""What a client computes: objectives, local steps, fine-tuning, metrics."""
