@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from persafl_lit.engine.result import Result
     from persafl_lit.errors import ConfigError, PersaflError
     from persafl_lit.learning.objectives import LocalLoss, Maml, Moreau, Objective, Plain, Proximal, Scaffold, Step
+    from persafl_lit.learning.personal_models import PersonalModel
     from persafl_lit.learning.personalisation import Finetune
     from persafl_lit.server.rules import ControlVariates, Descent, Mixing, Rule
     from persafl_lit.server.state import State
@@ -33,6 +34,7 @@ _MODULES = {
     "callbacks": ("Callback",),
     "errors": ("ConfigError", "PersaflError"),
     "learning.objectives": ("LocalLoss", "Maml", "Moreau", "Objective", "Plain", "Proximal", "Scaffold", "Step"),
+    "learning.personal_models": ("PersonalModel",),
     "learning.personalisation": ("Finetune",),
     "server.rules": ("ControlVariates", "Descent", "Mixing", "Rule"),
     "server.state": ("State",),
@@ -57,6 +59,7 @@ __all__ = [
     "Moreau",
     "Objective",
     "PersaflError",
+    "PersonalModel",
     "Plain",
     "Proximal",
     "RandomDelays",

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from persafl_lit.data import Federation
     from persafl_lit.learning.objectives import Objective
+    from persafl_lit.learning.personal_models import PersonalModel
     from persafl_lit.server.rules import Rule
     from persafl_lit.server.state import State
     from persafl_lit.timeline import Delays, Schedule
@@ -62,6 +63,7 @@ def run(
     data: Any = None,
     objective: Objective | type[Objective] | None = None,
     rule: Rule | type[Rule] | None = None,
+    personal: PersonalModel | type[PersonalModel] | None = None,
     schedule: Schedule | type[Schedule] | None = None,
     delays: Delays | type[Delays] | None = None,
     finetune: Finetune | type[Finetune] | None = None,
@@ -81,17 +83,24 @@ def run(
     of train, val and test, or a LightningDataModule); one Dataset or arrays (x, y), dealt by `data.partition`; the same
     with the client of each sample, (x, y, client); or a `persafl_lit.Federation`. docs/data.md has more.
 
-    `objective`, `rule`, `schedule`, `delays` and `finetune` are classes or objects of ours or yours, recorded by class
-    and field values as if the config had named them. `callbacks` are told what happens (`persafl_lit.Callback` has the
-    hooks) and `loggers` are Lightning's (CSV, TensorBoard, ...): they get the metrics of every evaluation with step =
-    updates. `metrics` are measured beside loss and accuracy, by name: functions of (module(inputs), targets) or
-    torchmetrics' objects (docs/extending.md). When `should_stop()` turns true, the run writes a checkpoint and raises
-    `Interrupted`. With `resume`, an interrupted run of the same config goes on. `tags` go to the MLflow run; with
-    `run_id` that is not a new one but this. `wait_seconds` is how long to wait for another process that is doing the
-    same run to end.
+    `objective`, `rule`, `personal`, `schedule`, `delays` and `finetune` are classes or objects of ours or yours,
+    recorded by class and field values as if the config had named them. `callbacks` are told what happens
+    (`persafl_lit.Callback` has the hooks) and `loggers` are Lightning's (CSV, TensorBoard, ...): they get the metrics
+    of every evaluation with step = updates. `metrics` are measured beside loss and accuracy, by name: functions of
+    (module(inputs), targets) or torchmetrics' objects (docs/extending.md). When `should_stop()` turns true, the run
+    writes a checkpoint and raises `Interrupted`. With `resume`, an interrupted run of the same config goes on. `tags`
+    go to the MLflow run; with `run_id` that is not a new one but this. `wait_seconds` is how long to wait for another
+    process that is doing the same run to end.
     """
     config = config if isinstance(config, Config) else compose(config)
-    parts = {"objective": objective, "rule": rule, "schedule": schedule, "delays": delays, "finetune": finetune}
+    parts = {
+        "objective": objective,
+        "rule": rule,
+        "personal": personal,
+        "schedule": schedule,
+        "delays": delays,
+        "finetune": finetune,
+    }
     config = config.with_parts(**{name: part for name, part in parts.items() if part is not None})
     if model is not None:
         layers = {"layers": [" ".join(str(layer).split()) for layer in model]} if type(model) is nn.Sequential else {}
@@ -177,7 +186,7 @@ def run(
                     build_model(experiment.state),
                     experiment.wall_seconds(),
                     rule.arrivals_per_version,
-                    federation.notes + notes_of(experiment),
+                    federation.notes + worker.notes + notes_of(experiment),
                     executor.evaluation_share(),
                     worker.transfer_bytes,
                     experiment.model_changed,
@@ -186,6 +195,8 @@ def run(
                     {client: slot.tensors for client, slot in experiment.state.memories.items()},
                     functools.partial(worker.state_dict, experiment.state.model) if worker.keeps else None,
                     worker.digest,
+                    worker.keeps_model,
+                    worker.memory_bytes,
                 )
                 experiment.call("on_run_end", result=result)
             if checkpoint:
@@ -266,10 +277,11 @@ def work_of(
     metrics: Mapping[str, Any] = MappingProxyType({}),
 ) -> Work:
     """What the workers must know of a config, and of metrics that were passed from Python."""
-    objective = config.objective()
+    objective, sharing, personal = config.objective(), config.sharing(), config.personal()
+    keeps_model = sharing.anything_private or personal.keeps
     rules: dict[str, Finetune] = {config.eval.finetune["name"]: config.build("eval.finetune")}
     for name in config.eval.beside:
-        beside = further_rule(name, objective)
+        beside = further_rule(name, objective, keeps_model)
         if beside is None and name != "own":
             beside = resolve("eval.finetune", name, config.allow_code, "eval.beside")()
         if beside is not None and name not in rules:
@@ -287,7 +299,8 @@ def work_of(
         config.devices,
         config.precision,
         config.clip,
-        config.sharing(),
+        sharing,
+        personal,
         config.derivatives,
         config.buffers(),
         config.local,

@@ -74,6 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     run_command.add_argument("overrides", nargs="*", help=OVERRIDES)
     run_command.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
     run_command.add_argument("--save-model", metavar="FILE", help="write the final model as a torch state dict")
+    run_command.add_argument(
+        "--save-clients",
+        metavar="DIR",
+        help="write each client's own model, DIR/client_0.pt, ...",
+    )
     run_command.add_argument("--resume", action="store_true", help="continue the interrupted run of this config")
     run_command.set_defaults(command=run.run)
 

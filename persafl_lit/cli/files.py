@@ -32,6 +32,22 @@ def writable(name: str | None) -> Path | None:
     return path
 
 
+def writable_folder(name: str | None) -> Path | None:
+    """A folder for several files, made if it is not there; refused now rather than after the work."""
+    if name is None:
+        return None
+    if not name or "\0" in name:
+        raise ConfigError(f"cannot write into {shown(name)}: that is not the name of a folder")
+    path = Path(name)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write into {shown(name)}: {error.strerror}") from None
+    if not os.access(path, os.W_OK):
+        raise ConfigError(f"cannot write into {shown(name)}: it is not a writable folder")
+    return path
+
+
 def picture(name: str | None) -> Path | None:
     """The path of a picture in a format that can be drawn."""
     path = writable(name)

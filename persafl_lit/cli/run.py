@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from persafl_lit.cli.files import writable, write_file
+from persafl_lit.cli.files import writable, writable_folder, write_file
 from persafl_lit.common.process_memory import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -24,13 +26,15 @@ def run(options: argparse.Namespace) -> int:
     from persafl_lit.config.compose import compose
 
     config = compose(options.overrides)
-    target = writable(options.save_model)
+    target, clients = writable(options.save_model), writable_folder(options.save_clients)
     with stdout_to_stderr() if options.json else nullcontext():
         result = _run_with_progress(config, options.resume)
     if target is not None:
         import torch
 
         write_file(target, lambda file: torch.save(result.state_dict(), file))
+    if clients is not None:
+        _save_clients(result, clients)
     summary = result.summary()
     if options.json:
         for note in result.notes:
@@ -39,6 +43,14 @@ def run(options: argparse.Namespace) -> int:
     else:
         _print_result(result, summary)
     return 0
+
+
+def _save_clients(result: Result, folder: Path) -> None:
+    """Each client's own model, as client_0.pt, ...: state dicts of tensors."""
+    import torch
+
+    for client in (score.client for score in (*result.points[-1].scores, *result.points[-1].held_out)):
+        write_file(folder / f"client_{client}.pt", functools.partial(torch.save, result.client_state_dict(client)))
 
 
 def _run_with_progress(config: Config, resume: bool) -> Result:
@@ -105,24 +117,59 @@ def stop_on_signals(after: str = "a checkpoint is written first") -> Iterator[Ca
             signal.signal(number, handler)
 
 
+def which_models(result: Result, summary: dict[str, Any]) -> str:
+    """Which model was evaluated, when, on what."""
+    groups = [(f"{len(result.points[-1].scores)} clients", summary["models"])]
+    if held_out := summary["holdout"]["clients"]:
+        groups.append((f"{held_out} clients that never trained", summary["holdout"]["models"]))
+    names = {"shared": "the shared model", "own": f"the {own_model(result)}"}
+    nothing_shared = not result.bytes_per_transfer
+    said = []
+    for clients, models in groups:
+        parts = [
+            f"{names[model]} "
+            + " / ".join("-" if state not in states else f"{states[state]['test']:.4f}" for state in ("as_is", "tuned"))
+            for model, states in models.items()
+            if not (model == "shared" and nothing_shared)
+        ]
+        said.append(f"{', '.join(parts)} ({clients})")
+    kind = "accuracy" if summary["accuracy"]["test"] is not None else "loss"
+    rule = result.config.eval.finetune["name"]
+    return (
+        f"Evaluated at simulated time {summary['sim_time']:.4g} on test data, {kind} as it is / after fine-tuning by "
+        f"{rule}: {'; '.join(said)}."
+    )
+
+
+def own_model(result: Result) -> str:
+    """What a method's own model is."""
+    method = result.config.method
+    if method["personal"] != "none":
+        return f"personal model of {method['personal']}"
+    if result.keeps_model:
+        return f"model with private {', '.join(method['private'])}"
+    return {"maml": "model after a MAML step", "moreau": "proximal point"}.get(
+        method["objective"], "method's own model"
+    )
+
+
 def _print_result(result: Result, summary: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from persafl_lit.learning.scores import REST
+
     table = Table(title=f"{summary['method']}, seed {summary['seed']}", show_header=False, title_justify="left")
     accuracy = summary["accuracy"]
-    own = set(result.config.method["private"]) != {"none"}
-    before = "each client's own model" if own else "shared model"
     if accuracy["test"] is not None:
         table.add_row("personalised test accuracy", f"{accuracy['test']:.4f} +- {accuracy['std']:.4f} over clients")
         table.add_row("worst decile of clients", f"{accuracy['worst_decile']:.4f}")
         table.add_row("personalised validation accuracy", f"{accuracy['val']:.4f}")
-        table.add_row(f"{before}, not fine-tuned", f"{accuracy['global']:.4f}")
         for rule, values in summary["beside"].items():
-            name = "the method's own fine-tuning" if rule == "own" else f"fine-tuning by {rule}"
-            table.add_row(f"personalised test accuracy, {name}", f"{values['test']:.4f}")
+            if rule not in ("own", *REST):
+                table.add_row(f"personalised test accuracy, fine-tuning by {rule}", f"{values['test']:.4f}")
     table.add_row(
-        f"test loss, personalised / {'own' if own else 'shared'}",
+        "test loss, personalised / shared model",
         f"{summary['loss']['test']:.6g} / {summary['loss']['global']:.6g}",
     )
     table.add_row("updates by simulated time", f"{summary['updates']} by {summary['sim_time']:.4g}")
@@ -150,5 +197,6 @@ def _print_result(result: Result, summary: dict[str, Any]) -> None:
         table.add_row("MLflow run", summary["run_id"])
     console = Console(highlight=False)
     console.print(table)
+    console.print(which_models(result, summary))
     for note in result.notes:
         console.print(f"note: {note}")

@@ -48,6 +48,7 @@ from persafl_lit.errors import ConfigError, PersaflError, TimelineError, located
 from persafl_lit.learning.local_optimizers import Local
 from persafl_lit.learning.metric_names import SIGNS
 from persafl_lit.learning.objectives import Moreau, Objective
+from persafl_lit.learning.personal_models import PersonalModel
 from persafl_lit.learning.sharing import Sharing
 from persafl_lit.server.buffers import Buffers
 from persafl_lit.server.rules import ControlVariates, Rule
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 PARTS = {
     "objective": "method.objective",
     "rule": "method.rule",
+    "personal": "method.personal",
     "schedule": "schedule",
     "delays": "delays",
     "finetune": "eval.finetune",
@@ -323,12 +325,22 @@ class Config:
     def sharing(self) -> Sharing:
         return construct(Sharing, {key: self.method[key] for key in keys(Sharing)}, "method")
 
+    def personal(self) -> PersonalModel:
+        found: PersonalModel = self.part("method.personal")
+        return found
+
+    def gradients_per_step(self) -> float:
+        """Of a local step, on average: the objective's, and those of a personal model."""
+        return self.objective().cost + self.personal().gradients(self.local_steps) / self.local_steps
+
     def buffers(self) -> Buffers:
         return construct(Buffers, {key: self.model[key] for key in keys(Buffers)}, "model")
 
     def rule(self, clients: int, timeline: Timeline) -> Rule:
         cls = resolve("method.rule", self.method["rule"], self.allow_code)
         values = {key: self.method[key] for key in keys(cls)}
+        if values.get("buffer") == "auto":
+            values["buffer"] = "cohort" if self.schedule["name"] == "rounds" else 1
         if values.get("buffer") == "cohort":
             values["buffer"] = self._cohort(timeline)
         rule: Rule = make(cls, values, "method")
@@ -371,7 +383,9 @@ class Config:
                 "beforehand, and method.nu alone does not "
                 "give it; set method.inner_steps, or delays.per_gradient=0"
             )
-        setting = Setting(clients, self.local_steps, delays, self.seed, self.horizon, self.updates, objective.cost)
+        setting = Setting(
+            clients, self.local_steps, delays, self.seed, self.horizon, self.updates, self.gradients_per_step()
+        )
         try:
             with exits_refused():
                 timeline: Timeline = schedule.timeline(setting)
@@ -481,8 +495,8 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[st
     for key in GROUPS:
         set_group(values, key, typed_group(key, get(values, key), allow_code))
     config = construct(Config, values, "")
-    config.objective()
-    config.sharing()
+    config.sharing().check(config.local_steps, config.local)
+    config.personal().check(config.objective())
     config.buffers()
     config.local.check(config.objective())
     return config

@@ -12,12 +12,14 @@ from persafl_lit.config.registry import resolve
 from persafl_lit.config.schema import Method
 from persafl_lit.errors import ConfigError, closest, shown
 from persafl_lit.learning.objectives import OBJECTIVES
+from persafl_lit.learning.personal_models import PERSONAL_MODELS
 from persafl_lit.learning.sharing import Sharing
 from persafl_lit.server.buffers import Buffers
 from persafl_lit.server.rules import RULES
 
 TABLES: dict[str, Mapping[str, Any]] = {key: table.ours for key, table in REGISTRY.items() if key in GROUPS}
-"""Groups whose choices are classes, with ours; a method is an objective, a rule and what is shared."""
+"""Groups whose choices are classes, with ours; a method is an objective, a rule, what is shared and a personal
+model."""
 
 
 def take_defaults(content: dict[str, Any], key: str) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def completed(key: str, values: Mapping[str, Any], allow_code: bool, before: Ite
     """A group's values with the defaults of its classes. A method leaves out what only other objectives and rules have,
     such as those `before`."""
     known = {name: default for cls in owners_of(key, values, allow_code) for name, default in defaults(cls).items()}
-    others = (*OBJECTIVES.values(), *RULES.values(), *before) if key == "method" else ()
+    others = (*OBJECTIVES.values(), *RULES.values(), *PERSONAL_MODELS.values(), *before) if key == "method" else ()
     allowed = [*known, *(name for cls in others for name in keys(cls))]
     for name in values:
         if name != "name" and name not in allowed:
@@ -61,13 +63,13 @@ def owners_of(key: str, values: Mapping[str, Any], allow_code: bool) -> list[typ
     if key != "method":
         return [resolve(key, values["name"], allow_code), *([Buffers] if key == "model" else [])]
     parts = coerced(Method, {name: values[name] for name in keys(Method) if name in values}, key)
-    objective, rule = (resolve(f"method.{name}", parts[name], allow_code) for name in ("objective", "rule"))
-    if both := sorted(
-        {*keys(objective)} & {*keys(rule), *keys(Sharing), *keys(Method)}
-        | {*keys(rule)} & {*keys(Sharing), *keys(Method)}
-    ):
-        raise ConfigError(
-            f"method.{both[0]} would be a key of two parts of the method ({objective.__name__}, "
-            f"{rule.__name__}, Sharing); rename a field"
-        )
-    return [Method, objective, rule, Sharing]
+    chosen = {name: parts.get(name, default) for name, default in defaults(Method).items()}
+    owners = [Method, *(resolve(f"method.{name}", chosen[name], allow_code) for name in keys(Method)), Sharing]
+    for number, cls in enumerate(owners):
+        for other in owners[:number]:
+            if both := sorted({*keys(cls)} & {*keys(other)}):
+                raise ConfigError(
+                    f"method.{both[0]} would be a key of two parts of the method ({other.__name__}, {cls.__name__}); "
+                    "choose other parts, or rename a field of yours"
+                )
+    return owners

@@ -20,6 +20,7 @@ from persafl_lit.config.parse import load_choice, our_conf
 from persafl_lit.config.paths import GROUPS
 from persafl_lit.config.schema import Method
 from persafl_lit.learning.objectives import OBJECTIVES
+from persafl_lit.learning.personal_models import PERSONAL_MODELS
 from persafl_lit.learning.sharing import Sharing
 from persafl_lit.server.buffers import Buffers
 from persafl_lit.server.rules import RULES
@@ -65,16 +66,19 @@ def page() -> str:
             f"## `{section}`",
             _table(("key", "type", "default", "meaning"), _rows(hints(Config)[section], section)),
         ]
-    parts += ["## `method=`", _table(("choice", "objective", "rule", "also sets", "brings", "what it is"), _methods())]
+    parts += [
+        "## `method=`",
+        _table(("choice", "objective", "rule", "personal", "also sets", "brings", "what it is"), _methods()),
+    ]
     parts += [
         (
-            "A method has the keys of its objective and of its rule. Other pairs of them work too: "
-            "`method=fedbuff method.objective=maml`."
+            "A method has the keys of its objective, of its rule and of its personal model. Other combinations work "
+            "too: `method=fedbuff method.objective=maml`, `method=ditto method.rule=mixing`."
         )
     ]
     owners = {
         f"{part} {name}": cls
-        for part, table in (("objective", OBJECTIVES), ("rule", RULES))
+        for part, table in (("objective", OBJECTIVES), ("rule", RULES), ("personal", PERSONAL_MODELS))
         for name, cls in table.items()
     }
     parts += [_table(("part", "what it is"), [(owner, first_paragraph(cls)) for owner, cls in owners.items()])]

@@ -25,6 +25,7 @@ from persafl_lit.config.coerce import construct, hints, keys
 from persafl_lit.data import DATASETS
 from persafl_lit.errors import ConfigError, PersaflError, closest, located, shown
 from persafl_lit.learning.objectives import OBJECTIVES, Objective
+from persafl_lit.learning.personal_models import PERSONAL_MODELS, PersonalModel
 from persafl_lit.learning.personalisation import FINETUNES, Finetune
 from persafl_lit.models.networks import MODELS
 from persafl_lit.server.rules import RULES, Rule
@@ -69,6 +70,7 @@ TABLES = {
     for table in (
         Table("method.objective", "objectives", OBJECTIVES, Objective),
         Table("method.rule", "rules", RULES, Rule),
+        Table("method.personal", "personal_models", PERSONAL_MODELS, PersonalModel),
         Table("data", "data", DATASETS, needs=("federation",)),
         Table("model", "models", MODELS, needs=("network",)),
         Table("schedule", "schedules", SCHEDULES, Schedule),

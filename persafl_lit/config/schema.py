@@ -17,6 +17,8 @@ ADDED: dict[str, Any] = {
     "derivatives": "auto",
     "delays.per_gradient": 0.0,
     "method.private": ["none"],
+    "method.body_steps": None,
+    "method.personal": "none",
     "model.init": "torch",
     "model.buffers": "local",
     "model.buffers_mix": None,
@@ -33,6 +35,8 @@ ADDED_BESIDE = {
     "derivatives": "seed",
     "delays.per_gradient": "delays.name",
     "method.private": "method.name",
+    "method.body_steps": "method.name",
+    "method.personal": "method.name",
     "model.init": "model.hidden",
     "callbacks": "seed",
     "model.buffers": "model.name",
@@ -54,12 +58,14 @@ def choice(name: str) -> Callable[[], dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Method:
-    """What a method is made of. It also has the keys of its objective and of its rule."""
+    """What a method is made of. It also has the keys of its objective, of its rule and of its personal model."""
 
     objective: str = "plain"
     """What a client computes."""
     rule: str = "descent"
     """How updates enter the shared model."""
+    personal: str = "none"
+    """The model that a client keeps beside the shared one."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +77,8 @@ class Eval:
     """How clients personalise the shared model before it is measured: the same rule for every method that is
     compared."""
     beside: tuple[str, ...] = ("own",)
-    """Further fine-tuning rules, at the end: `own` (the method's: a MAML step, a proximal point), `none`, `sgd`,
-    `sgd-50`, `maml`, `prox`."""
+    """Further fine-tuning rules, at the end: `own` (the method's own model: a MAML step, a proximal point, or the model
+    that a client keeps, as it is), `none`, `sgd`, `sgd-50`, `maml`, `prox`."""
     clients: int | None = None
     """Evaluate only so many clients, drawn by the seed; null is all."""
     gradient: bool = False

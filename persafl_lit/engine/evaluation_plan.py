@@ -22,7 +22,8 @@ def affordable_evaluations(work: Work, timeline: Timeline, evaluated: Sequence[i
 
     A fifth of that is kept back: counted samples are not quite time.
     """
-    training = len(timeline) * work.local_steps * work.objective.cost * work.batch_size
+    gradients = work.local_steps * work.objective.cost + work.personal.gradients(work.local_steps)
+    training = len(timeline) * gradients * work.batch_size
     common, everything = (
         evaluation_cost(work.federation, evaluated, list(work.finetune.values())[:k], work.batch_size)
         for k in (1, None)

@@ -12,7 +12,7 @@ from persafl_lit.engine.experiment import Experiment
 from persafl_lit.errors import (
     ConfigError,
 )
-from persafl_lit.learning.scores import Point, Scores, accuracy_of, further_of, loss_of, signs_of
+from persafl_lit.learning.scores import Point, Scores, accuracy_of, further_of, loss_of, models_of, signs_of
 from persafl_lit.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ class Result:
     _state_dict: Callable[[Tensors, int], dict[str, Tensor]] | None = field(default=None, repr=False)
     first_weights: str = ""
     """A hash of the weights that the run began with. Those of a model that is given as an object are the caller's."""
+    keeps_model: bool = False
+    """Whether clients keep a model of their own: private parameters, or a personal model."""
+    memory_bytes: int = 0
+    """What one client keeps between visits."""
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -92,6 +96,7 @@ class Result:
                 "accuracy": _null_for_nan(accuracy_of(last.held_out)),
                 "loss": _null_for_nan(loss_of(last.held_out)),
             }
+            held_out["models"] = _nested_null(models_of(last.held_out, self.keeps_model))
             held_out |= {"metrics": metrics} if (metrics := _further(last.held_out)) else {}
         beside = {
             rule: {**_null_for_nan(values), **({"metrics": found} if (found := _further(last.scores, rule)) else {})}
@@ -119,6 +124,8 @@ class Result:
             "holdout": held_out,
             "metrics": _further(last.scores),
             "beside": beside,
+            "models": _nested_null(models_of(last.scores, self.keeps_model)),
+            "memory_bytes_per_client": self.memory_bytes,
             "evaluations": {"made": len(self.points), "thinned_from": self.thinned_from},
             "first_weights": self.first_weights,
             "evaluation_share": self.evaluation_share,
@@ -170,6 +177,12 @@ def _further(scores: Sequence[Scores], rule: str | None = None) -> dict[str, dic
     return {
         name: {**_null_for_nan(values), "direction": directions[signs[name]]}
         for name, values in further_of(scores, rule).items()
+    }
+
+
+def _nested_null(models: dict[str, dict[str, dict[str, float]]]) -> dict[str, Any]:
+    return {
+        model: {state: _null_for_nan(splits) for state, splits in states.items()} for model, states in models.items()
     }
 
 

@@ -17,7 +17,11 @@ from persafl_lit.learning.flat_loss import FlatLoss
 from persafl_lit.learning.kernels.backprop import plain_layers, untouched
 from persafl_lit.learning.local_optimizers import Local, restore, state_of
 from persafl_lit.learning.objectives import Objective, Step
+from persafl_lit.learning.personal_models import PersonalModel
 from persafl_lit.models.classifier import Classifier
+
+PERSONAL_BUFFERS = "personal_buffers"
+"""The statistics (BatchNorm's) of a personal model, in a client's memory."""
 
 
 class ClientModule(L.LightningModule):
@@ -36,9 +40,12 @@ class ClientModule(L.LightningModule):
         clip: float | None = None,
         *,
         private: Collection[str] = (),
+        turns: tuple[int, int] | None = None,
+        personal: PersonalModel | None = None,
         derivatives: str = "auto",
         local: Local | None = None,
     ) -> None:
+        """`turns` are FedRep's (private, shared): local steps of a visit that move one part alone, in this order."""
         super().__init__()
         self.automatic_optimization = False
         self.backbone = backbone
@@ -47,10 +54,15 @@ class ClientModule(L.LightningModule):
         self.smoothness = smoothness
         self.clip = clip
         self.private = private
+        self.turns = turns
+        self.personal = personal or PersonalModel()
         self.derivatives = derivatives
         self.local = local or Local()
         self.optimizer_state: Tensors = {}
         """What the last visit's optimizer left, where clients keep that."""
+        self.kept: Tensors = {}
+        """The personal model after the last visit, where clients have one."""
+        self._personal_statistics: Tensor | None = None
         self.statistics: Collection[str] | None = None
         """Buffers that training changes; None is all that there are."""
         # A backbone may call self.log; a job's metrics are returned instead (one database call per step is too dear).
@@ -65,7 +77,10 @@ class ClientModule(L.LightningModule):
         """The backbone's parameters as one vector w, and the place where each visit begins."""
         layers = _layers(self.backbone) if self.derivatives == "auto" else ()
         self.f = FlatLoss(self.backbone, self.smoothness, layers, self.private, self.statistics)
-        self.w = self.f.point.clone() if self.objective.moves else self.f.point
+        elsewhere = self.objective.moves or self.personal.keeps
+        self.w = self.f.point.clone() if elsewhere else self.f.point
+        self.first = self.f.point.clone()
+        """The first weights of the run."""
         self.read = self.w.clone()
         self.given: Tensors = {}
 
@@ -80,10 +95,13 @@ class ClientModule(L.LightningModule):
         self.gradient = self.objective.gradient(self.f, Step(self.w, self.read, batch, self.given))
         if not isinstance(self.gradient, Tensor) or self.gradient.shape != self.w.shape or not self.f.losses:
             raise ValueError(_wrong_gradient(self.objective, self.gradient, self.w))
-        gradient = clipped(self.gradient, self.clip)
+        moved, gradient = self._moved(batch_idx)
+        gradient = clipped(gradient, self.clip)
         if self._optimizer is None:
-            self.w.add_(gradient, alpha=-self.eta)  # what the optimizer does, without its bookkeeping
+            moved.add_(gradient, alpha=-self.eta)  # what the optimizer does, without its bookkeeping
         else:
+            if moved is not self.w:
+                gradient = _padded(gradient, self.w, moved)
             if self.local.optimizer == "module":
                 self.f.set_gradients(gradient)
             else:
@@ -93,35 +111,74 @@ class ClientModule(L.LightningModule):
 
     _optimizer: Any = None
 
+    def _moved(self, batch_idx: int) -> tuple[Tensor, Tensor]:
+        """The part of w that this step moves, and its gradient: all, unless the parts take turns."""
+        if self.turns is None:
+            return self.w, self.gradient
+        first = batch_idx % sum(self.turns) < self.turns[0]
+        part = slice(self.f.shared, None) if first else slice(0, self.f.shared)
+        return self.w[part], self.gradient[part]
+
     def on_train_end(self) -> None:
         self._optimizer = None
         self.f.at(self.w)
 
     def visit(
-        self, read: Tensor, given: Tensors, steps: Sequence[Sequence[Batch]], memory: Tensors = MappingProxyType({})
+        self,
+        read: Tensor,
+        given: Tensors,
+        steps: Sequence[Sequence[Batch]],
+        memory: Tensors = MappingProxyType({}),
+        personal_batches: Sequence[Batch] = (),
     ) -> tuple[float, float | None]:
         """Algorithm 2, lines 3 to 12: a whole job. Afterwards `self.w` is w_{i,Q}. Returns the mean loss and the last
         step's residual."""
         self.read, self.given, version = read, given, read._version
+        self.kept, self._personal_statistics = self.personal_memory(memory), memory.get(PERSONAL_BUFFERS)
         self.w.copy_(read)
         self.backbone.train()
         if not self.local.plain:
             self._optimizer = self.local.build(self.w, self.eta, self.backbone)
             restore(self._optimizer, memory)
-        firsts = [self.training_step(batches, step) for step, batches in enumerate(steps[:-1])]
+        firsts = [self._step(batches, step) for step, batches in enumerate(steps[:-1])]
         measures = type(self.objective).residual is not Objective.residual
         stood = self.w.clone() if measures else self.w
-        firsts.append(self.training_step(steps[-1], len(steps) - 1))
+        firsts.append(self._step(steps[-1], len(steps) - 1))
         if self._optimizer is not None:
             self.optimizer_state = state_of(self._optimizer) if self.local.keep_state else {}
             self._optimizer = self.w.grad = None
         residual = self.objective.residual(self.f, Step(stood, read, steps[-1], given), self.gradient)
+        self.kept = self.personal.finish(self._slope, read, personal_batches, self.kept, self.eta)
+        if self._personal_statistics is not None:
+            self.kept = {**self.kept, PERSONAL_BUFFERS: self._personal_statistics}
         if read._version != version:
             raise ModelError(
                 f"{type(self.objective).__name__}.gradient changes step.read in place; others read it, so "
                 "make a new tensor"
             )
         return float(torch.stack(firsts).double().mean()), residual
+
+    def personal_memory(self, memory: Tensors) -> Tensors:
+        """What the client keeps of its personal model; at its first visit, the start."""
+        return {name: memory.get(name, value) for name, value in self.personal.start(self.first).items()}
+
+    def _step(self, batches: Sequence[Batch], number: int) -> Tensor:
+        """One local step, and one of the personal model beside it."""
+        self.kept = self.personal.step(self._slope, self.w, batches[0], self.kept, self.eta, number)
+        return self.training_step(batches, number)
+
+    def _slope(self, point: Tensor, batch: Batch) -> Tensor:
+        """grad f(point; D) for the personal model, which has statistics (BatchNorm's) of its own."""
+        statistics = self.f.statistics
+        if statistics is None:
+            return clipped(self.f.gradient(point, batch), self.clip).clone()
+        others = statistics.vector()
+        statistics.load(statistics.start if self._personal_statistics is None else self._personal_statistics)
+        self.f.keep_statistics = True
+        slope = clipped(self.f.gradient(point, batch), self.clip).clone()
+        self._personal_statistics = statistics.vector()
+        statistics.load(others)
+        return slope
 
     def whole_gradient(self, w: Tensor, chunks: Sequence[tuple[Batch, int]]) -> Tensor:
         """grad f_i(w) over all of a client's data."""
@@ -138,6 +195,14 @@ def _layers(backbone: nn.Module) -> Sequence[nn.Module]:
         return ()
     alone = len([*backbone.parameters()]) == len([*backbone.network.parameters()])
     return plain_layers(backbone.network) if alone else ()
+
+
+def _padded(gradient: Tensor, w: Tensor, moved: Tensor) -> Tensor:
+    """A gradient of one part, with zeros for the other."""
+    whole = torch.zeros_like(w)
+    start = moved.storage_offset() - w.storage_offset()
+    whole[start : start + len(moved)] = gradient
+    return whole
 
 
 def clipped(gradient: Tensor, clip: float | None) -> Tensor:

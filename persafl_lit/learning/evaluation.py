@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from persafl_lit.learning.flat_loss import FlatLoss, step_loss
 from persafl_lit.learning.metric_names import MEASURED
 from persafl_lit.learning.metrics import Metrics, Reading
 from persafl_lit.learning.personalisation import Finetune
-from persafl_lit.learning.scores import Measured, Scores, Value
+from persafl_lit.learning.scores import OWN_TUNED, SHARED_TUNED, Measured, Scores, Value
 from persafl_lit.models.classifier import class_dimension
 
 if TYPE_CHECKING:
@@ -32,40 +32,78 @@ CHUNK = 1024
 NO_METRICS = Metrics()
 
 
+class Models(NamedTuple):
+    """What one client could use, and how to load the statistics (BatchNorm's) that belong to it."""
+
+    shared: Tensor
+    """The shared model, with the initial values of private parameters."""
+    own: Tensor | None = None
+    """The model that the client keeps: with its private parameters, or its personal model. None if it keeps none."""
+    load_statistics: Callable[[bool], None] = lambda own: None
+    """Those of its own model, or of the shared one."""
+
+
 def evaluate_client(
     client: ClientModule,
     federation: Federation,
     number: int,
-    w: Tensor,
+    models: Models,
     rules: Mapping[str, Finetune],
     batch_size: int,
     seed: int,
     metrics: Metrics = NO_METRICS,
 ) -> Scores:
-    """Fine-tune one client from w by each rule and measure; nothing it does changes w. The first rule is the common
-    one."""
-    shared = measure_both(client.f, federation, number, w, metrics)
-    own = {}
-    join = client.f.statistics is not None
+    """Fine-tune one client's model by each rule and measure; nothing it does changes that model.
+
+    The model is the client's own where it keeps one, else the shared one; the first rule is the common one. With the
+    rule `own`, the models that remain are measured as well: after the common rule the shared model beside an own one
+    (`shared_tuned`), and the method's own adaptation of it (`own_tuned`).
+    """
+    common = next(iter(rules))
+    further: dict[str, Measured] = {}
+    if models.own is not None:
+        models.load_statistics(False)
+        shared = measure_both(client.f, federation, number, models.shared, metrics)
+        if "own" in rules:
+            theta = _tuned(client, federation, number, models.shared, rules[common], batch_size, seed)
+            further[SHARED_TUNED] = measure_both(client.f, federation, number, theta, metrics)
+    w = models.shared if models.own is None else models.own
+    models.load_statistics(models.own is not None)
+    start = measure_both(client.f, federation, number, w, metrics)
+    measured: dict[str, Measured] = {}
     for name, rule in rules.items():
-        client.backbone.train()
-        batches = federation.batches(number, "finetune", 0, rule.steps, batch_size, seed) if rule.steps else []
-        whole = whole_batches(federation, number, batch_size, seed, join) if rule.full else []
-        version = w._version
-        theta = rule.personalise(client, w, batches, whole)
-        if w._version != version:
-            raise ModelError(
-                f"{type(rule).__name__}.personalise changes w in place; others read it, so return a new tensor"
-            )
-        if not isinstance(theta, Tensor) or theta.shape != w.shape:
-            found = f"shape {tuple(theta.shape)}" if isinstance(theta, Tensor) else type(theta).__name__
-            raise ModelError(
-                f"{type(rule).__name__}.personalise must return a tensor like w, of shape {tuple(w.shape)}; got {found}"
-            )
-        own[name] = shared if theta is w else measure_both(client.f, federation, number, theta, metrics)
+        if name == "own" and models.own is None and not rule.adapts:
+            continue  # nothing is the client's own after all
+        theta = _tuned(client, federation, number, w, rule, batch_size, seed)
+        measured[name] = start if theta is w else measure_both(client.f, federation, number, theta, metrics)
+        if name == "own" and theta is not w and rules[common].adapts:
+            theta = _tuned(client, federation, number, theta.clone(), rules[common], batch_size, seed)
+            further[OWN_TUNED] = measure_both(client.f, federation, number, theta, metrics)
     client.f.losses.clear()
-    common = next(iter(own))
-    return Scores(number, federation.count(number, "test"), shared, own.pop(common), own)
+    shared = start if models.own is None else shared
+    return Scores(number, federation.count(number, "test"), shared, measured.pop(common), {**measured, **further})
+
+
+def _tuned(
+    client: ClientModule, federation: Federation, number: int, w: Tensor, rule: Finetune, batch_size: int, seed: int
+) -> Tensor:
+    """The client's model after fine-tuning w by a rule."""
+    client.backbone.train()
+    batches = federation.batches(number, "finetune", 0, rule.steps, batch_size, seed) if rule.steps else []
+    join = client.f.statistics is not None
+    whole = whole_batches(federation, number, batch_size, seed, join) if rule.full else []
+    version = w._version
+    theta = rule.personalise(client, w, batches, whole)
+    if w._version != version:
+        raise ModelError(
+            f"{type(rule).__name__}.personalise changes w in place; others read it, so return a new tensor"
+        )
+    if not isinstance(theta, Tensor) or theta.shape != w.shape:
+        found = f"shape {tuple(theta.shape)}" if isinstance(theta, Tensor) else type(theta).__name__
+        raise ModelError(
+            f"{type(rule).__name__}.personalise must return a tensor like w, of shape {tuple(w.shape)}; got {found}"
+        )
+    return theta
 
 
 def measure_both(

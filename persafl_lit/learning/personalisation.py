@@ -27,6 +27,11 @@ class Finetune:
     full: ClassVar[bool] = False
     """Whether it also goes through all training data."""
 
+    @property
+    def adapts(self) -> bool:
+        """Whether it changes anything."""
+        return type(self) is not Finetune
+
     def personalise(
         self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]
     ) -> Tensor:
@@ -111,16 +116,17 @@ class Prox(Finetune):
 FINETUNES: dict[str, type[Finetune]] = {"none": Finetune, "sgd": Sgd, "maml": MamlStep, "prox": Prox}
 
 
-def further_rule(name: str, objective: Objective) -> Finetune | None:
-    """A rule of `eval.beside` that is no class: `own`, which not every objective has, or `sgd-STEPS`."""
+def further_rule(name: str, objective: Objective, keeps_model: bool = False) -> Finetune | None:
+    """A rule of `eval.beside` that is no class: `own`, which not every method has, or `sgd-STEPS`."""
     if name == "own":
-        return own_rule(objective)
+        return own_rule(objective) or (Finetune() if keeps_model else None)
     kind, _, steps = name.partition("-")
     return Sgd(int(steps)) if kind == "sgd" and steps.isdecimal() else None
 
 
 def own_rule(objective: Objective) -> Finetune | None:
-    """How a method's own cost personalises: MAML by one gradient step, the Moreau envelope by its proximal point."""
+    """How a method's own cost personalises: MAML by one gradient step, the Moreau envelope by its proximal point. (A
+    model that a client keeps is its own as it is.)"""
     if isinstance(objective, Maml):
         return MamlStep(objective.alpha or 0.01)
     if isinstance(objective, Moreau):

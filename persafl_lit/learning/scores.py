@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from persafl_lit.server.state import State
 
 
+SHARED_TUNED, OWN_TUNED = "shared_tuned", "own_tuned"
+"""Measured beside the common fine-tuning where there is more than one model to start from: see `evaluate_client`."""
+REST = (SHARED_TUNED, OWN_TUNED)
+
+
 class Value(NamedTuple):
     """A further metric on a client's validation and test data; nan where it has none."""
 
@@ -58,18 +63,17 @@ class Scores:
     samples: int
     """In its test split."""
     shared: Measured
-    """The shared model as it is."""
+    """The shared model as it is, with the initial values of private parameters."""
     own: Measured
-    """After fine-tuning by the rule that all methods are compared by."""
+    """After fine-tuning by the rule that all methods are compared by: the model that the client keeps, else the shared
+    one."""
     beside: dict[str, Measured] = field(default_factory=dict)
     """After fine-tuning by further rules."""
 
     def worst_loss(self) -> float:
         """nan or infinite if any loss is."""
-        return max(
-            (loss for measured in (self.shared, self.own, *self.beside.values()) for loss in measured[2:4]),
-            key=_badness,
-        )
+        counted = (self.shared, self.own, *(self.beside[name] for name in self.beside if name not in REST))
+        return max((loss for measured in counted for loss in measured[2:4]), key=_badness)
 
     def row(self) -> dict[str, float]:
         """Flat, for tables."""
@@ -170,6 +174,27 @@ def accuracy_of(scores: Sequence[Scores], rule: str | None = None) -> dict[str, 
 def loss_of(scores: Sequence[Scores], rule: str | None = None) -> dict[str, float]:
     """Likewise; the worst tenth of clients has the highest losses."""
     return _over_clients(scores, rule, "loss", -1)
+
+
+def models_of(scores: Sequence[Scores], keeps_model: bool) -> dict[str, dict[str, dict[str, float]]]:
+    """Which model was measured: `shared` or the method's `own`, `as_is` or `tuned` (after the common fine-tuning), each
+    on validation and test data, as far as it was measured.
+
+    In accuracy, or in loss where a task has no classes. `keeps_model` says whether clients keep a model, which then is
+    the one that the common rule fine-tunes.
+    """
+    kind = "loss" if np.isnan([score.shared.test_accuracy for score in scores]).all() else "accuracy"
+    measured: dict[tuple[str, str], Sequence[Measured]] = {("shared", "as_is"): [score.shared for score in scores]}
+    measured["own" if keeps_model else "shared", "tuned"] = [score.own for score in scores]
+    further = {"own": ("own", "as_is"), SHARED_TUNED: ("shared", "tuned"), OWN_TUNED: ("own", "tuned")}
+    for name, place in further.items():
+        if name in scores[0].beside:
+            measured[place] = [score.beside[name] for score in scores]
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for (model, state), values in sorted(measured.items(), reverse=True):
+        splits = {split: float(np.mean([one.value(kind, split) for one in values])) for split in ("val", "test")}
+        found.setdefault(model, {})[state] = splits
+    return {model: dict(sorted(states.items())) for model, states in found.items()}
 
 
 def signs_of(scores: Sequence[Scores]) -> dict[str, int]:

@@ -84,7 +84,7 @@ class Forecast:
                     for name in ("schedule", "delays", "clients", "seed", "horizon", "updates", "local_steps")
                 ]
             )
-            cost = config.objective().cost
+            cost = config.gradients_per_step()
             if (key := f"{key} {cost if config.delays.get('per_gradient') else ''}") not in self._timelines:
                 timeline = timeline_of(config)
                 self._timelines[key] = 1 if timeline is None else len(timeline)

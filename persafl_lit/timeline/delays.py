@@ -33,11 +33,11 @@ class Delays:
     `gradients` is how many gradients the method's objective takes per local step (`Objective.cost`).
     """
 
-    def visit(self, seed: int, client: int, visit: int, local_steps: int, gradients: int) -> Sequence[float]:
+    def visit(self, seed: int, client: int, visit: int, local_steps: int, gradients: float) -> Sequence[float]:
         """download, compute, upload and idle time of a client's visit number 0, 1, 2, ..."""
         raise NotImplementedError(f"{type(self).__name__} defines neither visit nor of")
 
-    def of(self, seed: int, client: int, local_steps: int, gradients: int = 1) -> VisitDelays:
+    def of(self, seed: int, client: int, local_steps: int, gradients: float = 1) -> VisitDelays:
         """One client's visits in blocks."""
 
         def block_of(block: int) -> Floats:
@@ -55,7 +55,7 @@ class Delays:
 
         return block_of
 
-    def longest(self, seed: int, clients: int, local_steps: int, gradients: int = 1) -> float:
+    def longest(self, seed: int, clients: int, local_steps: int, gradients: float = 1) -> float:
         """A visit, with its rest, that is longer than most: the longest of some clients' first visits."""
         return max(
             float(self.of(seed, client, local_steps, gradients)(0).sum(axis=1).max())
@@ -107,7 +107,7 @@ class RandomDelays(Delays, ABC):
     def around_one(self, stream: np.random.Generator, size: tuple[int, int]) -> Floats:
         """Draws with mean 1."""
 
-    def means(self, seed: int, client: int, local_steps: int, gradients: int = 1) -> Floats:
+    def means(self, seed: int, client: int, local_steps: int, gradients: float = 1) -> Floats:
         """A client's mean download, compute, upload and idle time."""
         stream = rng(seed, "delay means", client)
         download = stream.uniform(*self.download)
@@ -115,7 +115,7 @@ class RandomDelays(Delays, ABC):
         compute = (self.compute + self.per_gradient * gradients) * local_steps
         return np.array([download, compute, upload, self.idle * (download + compute + upload)])
 
-    def of(self, seed: int, client: int, local_steps: int, gradients: int = 1) -> VisitDelays:
+    def of(self, seed: int, client: int, local_steps: int, gradients: float = 1) -> VisitDelays:
         means = self.means(seed, client, local_steps, gradients)
         return lambda block: means * self.around_one(rng(seed, "delays", client, block), (BLOCK, len(PHASES)))
 
@@ -210,11 +210,11 @@ class Trace(Delays):
             raise TimelineError(f"{self.path}: no visits in it; a trace needs at least one row below its header")
         object.__setattr__(self, "visits", tuple(np.array(per_client[client]) for client in sorted(per_client)))
 
-    def of(self, seed: int, client: int, local_steps: int, gradients: int = 1) -> VisitDelays:
+    def of(self, seed: int, client: int, local_steps: int, gradients: float = 1) -> VisitDelays:
         visits = self.visits[client % len(self.visits)]
         return lambda block: visits[np.arange(block * BLOCK, (block + 1) * BLOCK) % len(visits)]
 
-    def longest(self, seed: int, clients: int, local_steps: int, gradients: int = 1) -> float:
+    def longest(self, seed: int, clients: int, local_steps: int, gradients: float = 1) -> float:
         return max(float(visits.sum(axis=1).max()) for visits in self.visits)
 
 

@@ -31,7 +31,7 @@ class Setting(NamedTuple):
     seed: int
     horizon: float | None
     updates: int | None
-    gradients: int = 1
+    gradients: float = 1
     """Gradients per local step, for delays with `per_gradient`."""
 
 

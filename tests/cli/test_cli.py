@@ -272,9 +272,33 @@ def test_bad_input_leaves_no_files(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_says_whose_model_was_evaluated(capsys):
-    common = ["run", "tracking.enabled=false", "checkpoint.every=0", "model=logistic", "clients=4", "updates=4"]
-    assert main([*common, "method=fedper"]) == 0
-    assert "each client's own model, not fine-tuned" in capsys.readouterr().out
-    assert main([*common, "method=fedasync"]) == 0
-    assert "shared model, not fine-tuned" in capsys.readouterr().out
+def test_a_run_says_which_model_was_evaluated_when_on_what(capsys):
+    common = ["run", "tracking.enabled=false", "checkpoint.every=0", "model=mlp", "model.hidden=[8]", "clients=4"]
+    common += ["updates=4", "eval.finetune=none"]
+
+    def said(*overrides):
+        assert main([*common, *overrides]) == 0
+        return " ".join(capsys.readouterr().out.split()).partition("Evaluated at")[2]
+
+    number = r"0\.\d{4}"
+    when = r"simulated time [\d.]+ on test data, accuracy as it is / after fine-tuning by none: "
+    assert re.search(rf"{when}the shared model ({number}) / \1 \(4 clients\)\.", said("method=fedasync"))
+    own = rf"the model with private head ({number}) / \2 \(4 clients\)"
+    assert re.search(rf"{when}the shared model ({number}) / \1, {own}\.", said("method=fedper"))
+    assert re.search(rf"{when}the model with private all ({number}) / \1 \(4", said("method=local")), "nothing is shared"
+    assert "the personal model of ditto" in said("method=ditto")
+    assert "the proximal point" in said("method=persafl_me", "method.inner_steps=2")
+    assert "1 clients that never trained" in said("method=ditto", "data.holdout_clients=1")
+
+
+def test_each_clients_own_model_is_saved(tmp_path):
+    settings = ["tracking.enabled=false", "clients=3", "updates=6", "model=mlp", "model.hidden=[8]", "method=fedper"]
+    assert main(["run", *settings, "--save-clients", str(tmp_path / "own"), "--save-model", str(tmp_path / "m.pt")]) == 0
+    saved = {path.name: torch.load(path, weights_only=True) for path in (tmp_path / "own").iterdir()}
+    assert sorted(saved) == ["client_0.pt", "client_1.pt", "client_2.pt"]
+    shared = torch.load(tmp_path / "m.pt", weights_only=True)
+    body, head = "network.2.weight", "network.5.weight"
+    assert all(torch.equal(state[body], shared[body]) for state in saved.values())
+    assert not torch.equal(saved["client_0.pt"][head], saved["client_1.pt"][head])
+    (tmp_path / "file").touch()
+    assert main(["run", *settings, "--save-clients", str(tmp_path / "file")]) == 2

@@ -416,6 +416,7 @@ def test_every_table_has_a_group_of_entry_points():
     assert kinds == {
         "objectives",
         "rules",
+        "personal_models",
         "delays",
         "schedules",
         "data",
@@ -766,7 +767,7 @@ class OwnBeta(Objective):
         ({"objective": HalvesRead()}, "HalvesRead.gradient changes step.read in place"),
         (
             {"objective": OwnBeta()},
-            r"method.beta would be a key of two parts of the method \(OwnBeta, Descent, Sharing\)",
+            r"method.beta would be a key of two parts of the method \(OwnBeta, Descent\)",
         ),
     ],
 )

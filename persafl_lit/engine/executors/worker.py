@@ -13,16 +13,17 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from persafl_lit.common.tensors import Tensors
-from persafl_lit.data.federation import Federation
+from persafl_lit.data.federation import Batch, Federation
 from persafl_lit.engine.messages import CostGradient, Evaluate, Gradient, Message, Train, Update
 from persafl_lit.errors import ConfigError, ModelError, PersaflError, first_line, located
 from persafl_lit.learning.client_data import ClientDataModule
-from persafl_lit.learning.client_module import ClientModule
-from persafl_lit.learning.evaluation import average_statistics, evaluate_client, whole_batches
+from persafl_lit.learning.client_module import PERSONAL_BUFFERS, ClientModule
+from persafl_lit.learning.evaluation import Models, average_statistics, evaluate_client, whole_batches
 from persafl_lit.learning.flat_loss import changing_buffers
 from persafl_lit.learning.local_optimizers import VECTORS, Local
 from persafl_lit.learning.metrics import Metrics
 from persafl_lit.learning.objectives import Maml, Moreau, Objective, Step
+from persafl_lit.learning.personal_models import PersonalModel
 from persafl_lit.learning.personalisation import Finetune
 from persafl_lit.learning.running_statistics import Constants
 from persafl_lit.learning.scores import Scores
@@ -59,6 +60,7 @@ class Work:
     precision: str = "32-true"
     clip: float | None = None
     sharing: Sharing = field(default_factory=Sharing)
+    personal: PersonalModel = field(default_factory=PersonalModel)
     derivatives: str = "auto"
     buffers: Buffers = field(default_factory=Buffers)
     local: Local = field(default_factory=Local)
@@ -82,8 +84,26 @@ class Worker:
                 "an objective that keeps vectors of the model's size (scaffold) shares the whole model: "
                 "leave method.private at none"
             )
+        if private and work.personal.keeps:
+            raise ConfigError(
+                f"a personal model ({type(work.personal).__name__}) is a whole model beside the shared one: leave "
+                "method.private at none"
+            )
+        if private and work.sharing.private == ("norm",) and work.buffers.buffers == "shared":
+            raise ConfigError(
+                "private normalisation layers keep their statistics, too: set model.buffers=local, or method.private"
+            )
+        self.notes = tuple(note for note in (work.sharing.note(backbone),) if note)
+        """What a user should be told about what is private."""
         work.local.check(work.objective)
-        choices: Any = {"private": private, "derivatives": work.derivatives, "local": work.local}
+        body = work.sharing.body_steps
+        choices: Any = {
+            "private": private,
+            "turns": None if body is None else (work.local_steps - body, body),
+            "personal": work.personal,
+            "derivatives": work.derivatives,
+            "local": work.local,
+        }
         self.module = ClientModule(backbone, work.objective, work.eta, work.federation.smoothness, work.clip, **choices)
         self._devices = [] if fabric.device.type == "cpu" else [fabric.device]
         changing = self._changing_buffers()
@@ -118,11 +138,16 @@ class Worker:
     def keeps(self) -> bool:
         """Whether clients keep anything between visits."""
         return bool(
-            len(self._private)
+            self.keeps_model
             or self.work.objective.keeps
             or self.work.local.keep_state
             or (self.first_buffers and not self.published)
         )
+
+    @property
+    def keeps_model(self) -> bool:
+        """Whether a client has a model of its own: private parameters, or a personal model."""
+        return bool(len(self._private) or self.work.personal.keeps)
 
     @property
     def published(self) -> Tensors:
@@ -140,17 +165,22 @@ class Worker:
     def room(self) -> int:
         """Bytes that the tensors of a message or of its result take."""
         work, parameters = self.work, len([*self.module.backbone.parameters()])
-        kept = (
-            len(work.objective.keeps) * self.start.nbytes
-            + self._private.nbytes
-            + sum(tensor.nbytes for tensor in self.first_buffers.values())
-        )
-        tensors = 3 + len(work.objective.sends) + len(work.objective.keeps)
+        tensors = 3 + len(work.objective.sends) + len(work.objective.keeps) + 3 * work.personal.keeps
         if work.local.keep_state:
-            vectors = VECTORS[work.local.optimizer]
-            kept += vectors * self.module.f.point.nbytes
-            tensors += (vectors + 1) * (2 * parameters if work.local.optimizer == "module" else 1)
-        return self.transfer_bytes + kept + ALIGNED * tensors
+            tensors += (VECTORS[work.local.optimizer] + 1) * (2 * parameters if work.local.optimizer == "module" else 1)
+        return self.transfer_bytes + self.memory_bytes + ALIGNED * tensors
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what one client keeps between visits; with shared statistics a little less."""
+        work, buffers = self.work, sum(tensor.nbytes for tensor in self.first_buffers.values())
+        personal = sum(tensor.nbytes for tensor in work.personal.start(self.module.first).values())
+        kept = len(work.objective.keeps) * self.start.nbytes + self._private.nbytes + buffers + personal
+        if work.personal.keeps:
+            kept += buffers
+        if work.local.keep_state:
+            kept += VECTORS[work.local.optimizer] * self.module.f.point.nbytes
+        return kept
 
     def model(self, w: Tensor, memory: Tensors) -> Tensor:
         """[shared, private]: the shared model with what the client kept, or with the initial private values."""
@@ -177,16 +207,37 @@ class Worker:
             seen.update(name.encode() + value.detach().double().cpu().numpy().tobytes())
         return seen.hexdigest()
 
-    def _load_statistics(self, client: int, w: Tensor, read: Tensors, memory: Tensors, train: bool = False) -> None:
-        """The shared ones, or the client's own. Without any it begins to train with the first ones, and is evaluated
-        with those of its data."""
+    def _load_statistics(self, client: int, w: Tensor, known: Tensor | None) -> None:
+        """BatchNorm's, if they are known; else those of w on the client's data."""
         if (statistics := self.module.f.statistics) is None:
             return
-        known = read.get("buffers", memory.get("buffers", statistics.start if train else None))
         if known is None:
             average_statistics(self.module, self.federation, client, w, self.work.batch_size, self.work.seed)
         else:
             statistics.load(known)
+
+    def _training_statistics(self, read: Tensors, memory: Tensors) -> Tensor | None:
+        """The shared ones, or the client's own; without any it begins to train with the first ones."""
+        return read.get("buffers", memory.get("buffers", self.first_buffers.get("buffers")))
+
+    def models(self, client: int, read: Tensors, memory: Tensors) -> Models:
+        """What the client could use: the shared model, and its own where it keeps one.
+
+        Statistics that the client has belong to the model that it trained: the shared one, or the one with its private
+        parameters. A model that has none is evaluated with those of the client's data.
+        """
+        if not self.keeps_model:
+            w, statistics = read["w"], read.get("buffers", memory.get("buffers"))
+            return Models(w, None, lambda own: self._load_statistics(client, w, statistics))
+        shared = self.model(read["w"], {})
+        trained = read.get("buffers", memory.get("buffers"))
+        if self.work.personal.keeps:
+            mine = self.work.personal.model(shared, self.module.personal_memory(memory))
+            known = {True: memory.get(PERSONAL_BUFFERS), False: trained}
+        else:
+            mine = self.model(read["w"], memory)
+            known = {True: trained, False: read.get("buffers")}
+        return Models(shared, mine, lambda own: self._load_statistics(client, mine if own else shared, known[own]))
 
     def perform(self, message: Message) -> Update | Scores | Gradient:
         if isinstance(message, Train):
@@ -210,29 +261,43 @@ class Worker:
 
         # Fabric's precision holds for the whole job: one context, not one per step.
         with torch.random.fork_rng(self._devices), self.autocast():
-            self._load_statistics(message.client, read, message.read, message.memory, train=True)
+            self._load_statistics(message.client, read, self._training_statistics(message.read, message.memory))
             loss, residual = module.visit(
-                read, work.objective.begin(message.read, message.memory), data.steps(message.visit), message.memory
+                read,
+                work.objective.begin(message.read, message.memory),
+                data.steps(message.visit),
+                message.memory,
+                self._personal_batches(message),
             )
             delta, private = read[:shared] - module.w[:shared], module.w[shared:].clone()
             sent, memory = work.objective.end(whole_gradient, message.memory)
         if len(private):
             memory = {**memory, "private": private}
-        memory = {**memory, **module.optimizer_state}
+        memory = {**memory, **module.optimizer_state, **module.kept}
         self._constants.check()
         if (statistics := module.f.statistics) is not None:
             now = {"buffers": statistics.vector()}
             sent, memory = ({**sent, **now}, memory) if self.published else (sent, {**memory, **now})
         return Update({"delta": delta, **sent}, memory, loss, module.f.evaluations - before, residual)
 
+    def _personal_batches(self, message: Train) -> list[Batch]:
+        """Minibatches of the personal model's own steps."""
+        count = self.work.personal.batches(self.work.local_steps)
+        return (
+            self.federation.batches(
+                message.client, "personal", message.visit, count, self.work.batch_size, self.work.seed
+            )
+            if count
+            else []
+        )
+
     def evaluate(self, message: Evaluate) -> Scores:
         """Fine-tune-then-evaluate of one client."""
         work, rules = self.work, {name: self.work.finetune[name] for name in message.rules}
-        w = self.model(message.read["w"], message.memory)
+        models = self.models(message.client, message.read, message.memory)
         with torch.random.fork_rng(self._devices), self.autocast():
-            self._load_statistics(message.client, w, message.read, message.memory)
             scores = evaluate_client(
-                self.module, self.federation, message.client, w, rules, work.batch_size, work.seed, work.metrics
+                self.module, self.federation, message.client, models, rules, work.batch_size, work.seed, work.metrics
             )
         self._constants.check()
         return scores
@@ -246,7 +311,7 @@ class Worker:
         )
         self.module.backbone.train()
         with torch.random.fork_rng(self._devices), self.autocast():
-            self._load_statistics(message.client, w, message.read, message.memory, train=True)
+            self._load_statistics(message.client, w, self._training_statistics(message.read, message.memory))
             gradient = work.objective.gradient(self.module.f, Step(w.clone(), w, [whole] * work.objective.batches))
         self.module.f.losses.clear()
         return Gradient({"gradient": gradient[: self.module.f.shared].clone()})
@@ -257,9 +322,14 @@ class Worker:
 
         A client's own statistics are those that it is evaluated with.
         """
-        w = self.model(read["w"], memory)
         with torch.random.fork_rng(self._devices), self.autocast():
-            self._load_statistics(client or 0, w, read, memory, train=client is None)
+            if client is None:
+                w = self.model(read["w"], memory)
+                self._load_statistics(0, w, self._training_statistics(read, memory))
+            else:
+                models = self.models(client, read, memory)
+                w = models.shared if models.own is None else models.own
+                models.load_statistics(models.own is not None)
         self.module.f.at(w)
         return {
             name: value.detach().cpu().contiguous().clone() for name, value in self.module.backbone.state_dict().items()
