@@ -45,7 +45,7 @@ def evaluate_client(
     """Fine-tune one client from w by each rule and measure; nothing it does changes w. The first rule is the common
     one."""
     shared = measure_both(client.f, federation, number, w, metrics)
-    own = {}
+    measured = {}
     join = client.f.statistics is not None
     for name, rule in rules.items():
         client.backbone.train()
@@ -62,10 +62,10 @@ def evaluate_client(
             raise ModelError(
                 f"{type(rule).__name__}.personalise must return a tensor like w, of shape {tuple(w.shape)}; got {found}"
             )
-        own[name] = shared if theta is w else measure_both(client.f, federation, number, theta, metrics)
+        measured[name] = shared if theta is w else measure_both(client.f, federation, number, theta, metrics)
     client.f.losses.clear()
-    common = next(iter(own))
-    return Scores(number, federation.count(number, "test"), shared, own.pop(common), own)
+    common = next(iter(measured))
+    return Scores(number, federation.count(number, "test"), shared, measured.pop(common), measured)
 
 
 def measure_both(
@@ -117,7 +117,7 @@ def measure(
 
     A module's own accuracy, if it logs one, counts where there is no other.
     """
-    f.at(w)
+    f.load(w)
     f.backbone.eval()
     loss = hits = answers = total = 0.0
     reading = metrics.begin(f.backbone, client, split)

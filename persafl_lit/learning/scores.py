@@ -59,7 +59,7 @@ class Scores:
     """In its test split."""
     shared: Measured
     """The shared model as it is."""
-    own: Measured
+    personalised: Measured
     """After fine-tuning by the rule that all methods are compared by."""
     beside: dict[str, Measured] = field(default_factory=dict)
     """After fine-tuning by further rules."""
@@ -67,7 +67,7 @@ class Scores:
     def worst_loss(self) -> float:
         """nan or infinite if any loss is."""
         return max(
-            (loss for measured in (self.shared, self.own, *self.beside.values()) for loss in measured[2:4]),
+            (loss for measured in (self.shared, self.personalised, *self.beside.values()) for loss in measured[2:4]),
             key=_badness,
         )
 
@@ -79,7 +79,7 @@ class Scores:
         beside = {
             f"{rule}_{name}": value for rule, measured in self.beside.items() for name, value in measured.row().items()
         }
-        return {"client": self.client, "samples": self.samples, **self.own.row(), **shared, **beside}
+        return {"client": self.client, "samples": self.samples, **self.personalised.row(), **shared, **beside}
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def loss_of(scores: Sequence[Scores], rule: str | None = None) -> dict[str, floa
 
 def signs_of(scores: Sequence[Scores]) -> dict[str, int]:
     """Metrics beside accuracy and loss, and whether higher (+1) or lower (-1) is better, if that is known (else 0)."""
-    return {name: value.sign for score in scores for name, value in score.own.further.items()}
+    return {name: value.sign for score in scores for name, value in score.personalised.further.items()}
 
 
 def further_of(scores: Sequence[Scores], rule: str | None = None) -> dict[str, dict[str, float]]:
@@ -186,8 +186,8 @@ def further_of(scores: Sequence[Scores], rule: str | None = None) -> dict[str, d
 
 
 def _over_clients(scores: Sequence[Scores], rule: str | None, kind: str, sign: int) -> dict[str, float]:
-    own = [score.own if rule is None else score.beside[rule] for score in scores]
-    test, val = (np.array([measured.value(kind, split) for measured in own]) for split in ("test", "val"))
+    tuned = [score.personalised if rule is None else score.beside[rule] for score in scores]
+    test, val = (np.array([measured.value(kind, split) for measured in tuned]) for split in ("test", "val"))
     shared = np.array([score.shared.value(kind, "test") for score in scores])
     samples = np.array([score.samples for score in scores])
     if kind not in MEASURED:

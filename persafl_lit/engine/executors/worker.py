@@ -260,7 +260,7 @@ class Worker:
         w = self.model(read["w"], memory)
         with torch.random.fork_rng(self._devices), self.autocast():
             self._load_statistics(client or 0, w, read, memory, train=client is None)
-        self.module.f.at(w)
+        self.module.f.load(w)
         return {
             name: value.detach().cpu().contiguous().clone() for name, value in self.module.backbone.state_dict().items()
         }
