@@ -192,7 +192,7 @@ def _numbers(scores: Sequence[Scores]) -> list[list[Any]]:
             score.client,
             score.samples,
             _plain(score.shared),
-            _plain(score.own),
+            _plain(score.personalised),
             {rule: _plain(found) for rule, found in score.beside.items()},
         ]
         for score in scores
@@ -205,10 +205,10 @@ def _scores(rows: list[list[Any]]) -> tuple[Scores, ...]:
             client,
             samples,
             _measured(shared),
-            _measured(own),
+            _measured(personalised),
             {rule: _measured(found) for rule, found in beside.items()},
         )
-        for client, samples, shared, own, beside in rows
+        for client, samples, shared, personalised, beside in rows
     )
 
 

@@ -445,7 +445,7 @@ class Experiment:
             if not math.isfinite(score.worst_loss()):
                 sentence = (
                     f"the evaluation after update {updates} diverges: client {client} has loss "
-                    f"{score.own.test_loss:.4g} "
+                    f"{score.personalised.test_loss:.4g} "
                     f"after fine-tuning and {score.shared.test_loss:.4g} before; lower eval.finetune's step "
                     f"size or eta={self.eta:g}"
                 )

@@ -157,7 +157,7 @@ def notes_of(experiment: Experiment) -> tuple[str, ...]:
         missing = [
             score.client
             for score in scores
-            if math.isnan(score.own.value(name, "val")) or math.isnan(score.own.value(name, "test"))
+            if math.isnan(score.personalised.value(name, "val")) or math.isnan(score.personalised.value(name, "test"))
         ]
         if missing:
             where = f"{len(missing)} of {len(scores)} clients, client {missing[0]} first"

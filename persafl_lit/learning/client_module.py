@@ -121,7 +121,7 @@ class ClientModule(L.LightningModule):
 
     def on_train_end(self) -> None:
         self._optimizer = None
-        self.f.at(self.w)
+        self.f.load(self.w)
 
     def visit(
         self,

@@ -155,7 +155,7 @@ def measure(
 
     A module's own accuracy, if it logs one, counts where there is no other.
     """
-    f.at(w)
+    f.load(w)
     f.backbone.eval()
     loss = hits = answers = total = 0.0
     reading = metrics.begin(f.backbone, client, split)

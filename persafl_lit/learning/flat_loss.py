@@ -80,8 +80,8 @@ class FlatLoss:
             else:
                 yield flat.view(parameter.shape)
 
-    def at(self, w: Tensor) -> Tensor:
-        """Stand at w; returns the live point."""
+    def load(self, w: Tensor) -> Tensor:
+        """Copy w into the live parameters; returns them."""
         if w is not self.point:
             self.point.copy_(w)
         # mixed precision keeps rounded weights, and would not notice that they have changed
@@ -90,7 +90,7 @@ class FlatLoss:
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
         """grad f(w; D), in a buffer that the next evaluation overwrites."""
-        self.at(w)
+        self.load(w)
         self._seed(batch.mask)
         with self._pass():
             self.losses.append(self._by_hand(batch) if self._plain else self._by_autograd(batch))
@@ -99,7 +99,7 @@ class FlatLoss:
 
     def hessian_vector(self, w: Tensor, u: Tensor, batch: Batch) -> Tensor:
         """H(w; D) u; counts as two evaluations."""
-        self.at(w)
+        self.load(w)
         self._seed(batch.mask)
         self.evaluations += 2
         product = torch.empty_like(u)
@@ -129,7 +129,7 @@ class FlatLoss:
 
     def update_statistics(self, w: Tensor, batch: Batch) -> None:
         """A forward pass in training, for what it does to the statistics."""
-        self.at(w)
+        self.load(w)
         self._seed(batch.mask)
         with torch.no_grad():
             step_loss(self.backbone, self.ordered(batch.data))

@@ -54,7 +54,7 @@ class Sgd(Finetune):
     def personalise(
         self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]
     ) -> Tensor:
-        theta = client.f.at(w)
+        theta = client.f.load(w)
         for batch in batches:
             theta.sub_(client.f.gradient(theta, batch), alpha=self.lr or client.eta)
         return theta
@@ -105,7 +105,7 @@ class Prox(Finetune):
     def personalise(
         self, client: ClientModule, w: Tensor, batches: Sequence[Batch], whole: Sequence[tuple[Batch, int]]
     ) -> Tensor:
-        theta = client.f.at(w)
+        theta = client.f.load(w)
         lr = Moreau(lam=self.lam, inner_lr=self.lr).step_size(client.f.smoothness)
         for batch in batches:
             slope = client.f.gradient(theta, batch).add_(theta - w, alpha=self.lam)

@@ -64,7 +64,7 @@ class Scores:
     """In its test split."""
     shared: Measured
     """The shared model as it is, with the initial values of private parameters."""
-    own: Measured
+    personalised: Measured
     """After fine-tuning by the rule that all methods are compared by: the model that the client keeps, else the shared
     one."""
     beside: dict[str, Measured] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Scores:
 
     def worst_loss(self) -> float:
         """nan or infinite if any loss is."""
-        counted = (self.shared, self.own, *(self.beside[name] for name in self.beside if name not in REST))
+        counted = (self.shared, self.personalised, *(self.beside[name] for name in self.beside if name not in REST))
         return max((loss for measured in counted for loss in measured[2:4]), key=_badness)
 
     def row(self) -> dict[str, float]:
@@ -83,7 +83,7 @@ class Scores:
         beside = {
             f"{rule}_{name}": value for rule, measured in self.beside.items() for name, value in measured.row().items()
         }
-        return {"client": self.client, "samples": self.samples, **self.own.row(), **shared, **beside}
+        return {"client": self.client, "samples": self.samples, **self.personalised.row(), **shared, **beside}
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def models_of(scores: Sequence[Scores], keeps_model: bool) -> dict[str, dict[str
     """
     kind = "loss" if np.isnan([score.shared.test_accuracy for score in scores]).all() else "accuracy"
     measured: dict[tuple[str, str], Sequence[Measured]] = {("shared", "as_is"): [score.shared for score in scores]}
-    measured["own" if keeps_model else "shared", "tuned"] = [score.own for score in scores]
+    measured["own" if keeps_model else "shared", "tuned"] = [score.personalised for score in scores]
     further = {"own": ("own", "as_is"), SHARED_TUNED: ("shared", "tuned"), OWN_TUNED: ("own", "tuned")}
     for name, place in further.items():
         if name in scores[0].beside:
@@ -199,7 +199,7 @@ def models_of(scores: Sequence[Scores], keeps_model: bool) -> dict[str, dict[str
 
 def signs_of(scores: Sequence[Scores]) -> dict[str, int]:
     """Metrics beside accuracy and loss, and whether higher (+1) or lower (-1) is better, if that is known (else 0)."""
-    return {name: value.sign for score in scores for name, value in score.own.further.items()}
+    return {name: value.sign for score in scores for name, value in score.personalised.further.items()}
 
 
 def further_of(scores: Sequence[Scores], rule: str | None = None) -> dict[str, dict[str, float]]:
@@ -211,8 +211,8 @@ def further_of(scores: Sequence[Scores], rule: str | None = None) -> dict[str, d
 
 
 def _over_clients(scores: Sequence[Scores], rule: str | None, kind: str, sign: int) -> dict[str, float]:
-    own = [score.own if rule is None else score.beside[rule] for score in scores]
-    test, val = (np.array([measured.value(kind, split) for measured in own]) for split in ("test", "val"))
+    tuned = [score.personalised if rule is None else score.beside[rule] for score in scores]
+    test, val = (np.array([measured.value(kind, split) for measured in tuned]) for split in ("test", "val"))
     shared = np.array([score.shared.value(kind, "test") for score in scores])
     samples = np.array([score.samples for score in scores])
     if kind not in MEASURED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -285,7 +286,9 @@ def test_a_run_says_which_model_was_evaluated_when_on_what(capsys):
     assert re.search(rf"{when}the shared model ({number}) / \1 \(4 clients\)\.", said("method=fedasync"))
     own = rf"the model with private head ({number}) / \2 \(4 clients\)"
     assert re.search(rf"{when}the shared model ({number}) / \1, {own}\.", said("method=fedper"))
-    assert re.search(rf"{when}the model with private all ({number}) / \1 \(4", said("method=local")), "nothing is shared"
+    assert re.search(rf"{when}the model with private all ({number}) / \1 \(4", said("method=local")), (
+        "nothing is shared"
+    )
     assert "the personal model of ditto" in said("method=ditto")
     assert "the proximal point" in said("method=persafl_me", "method.inner_steps=2")
     assert "1 clients that never trained" in said("method=ditto", "data.holdout_clients=1")
@@ -293,7 +296,9 @@ def test_a_run_says_which_model_was_evaluated_when_on_what(capsys):
 
 def test_each_clients_own_model_is_saved(tmp_path):
     settings = ["tracking.enabled=false", "clients=3", "updates=6", "model=mlp", "model.hidden=[8]", "method=fedper"]
-    assert main(["run", *settings, "--save-clients", str(tmp_path / "own"), "--save-model", str(tmp_path / "m.pt")]) == 0
+    assert (
+        main(["run", *settings, "--save-clients", str(tmp_path / "own"), "--save-model", str(tmp_path / "m.pt")]) == 0
+    )
     saved = {path.name: torch.load(path, weights_only=True) for path in (tmp_path / "own").iterdir()}
     assert sorted(saved) == ["client_0.pt", "client_1.pt", "client_2.pt"]
     shared = torch.load(tmp_path / "m.pt", weights_only=True)

@@ -128,7 +128,7 @@ def test_evaluation_fine_tuning_and_costs_leave_no_trace():
     assert torch.equal(worker.module.f.statistics.vector(), kept["buffers"])
     assert worker.evaluate(Evaluate(2, tuple(rules), read, kept)) == scores
     other = {"buffers": kept["buffers"] * 2}
-    assert worker.evaluate(Evaluate(2, tuple(rules), read, other)).own != scores.own, (
+    assert worker.evaluate(Evaluate(2, tuple(rules), read, other)).personalised != scores.personalised, (
         "a client is measured with its own"
     )
 
@@ -154,7 +154,7 @@ def test_a_client_without_statistics_is_evaluated_with_those_of_its_training_dat
     backbone.network[2].momentum = None
     for batch, _ in whole_batches(worker.federation, 4, 8, 0, join=True):
         backbone.training_step(batch.data, 0)
-    found = worker.evaluate(Evaluate(4, ("none",), {"w": worker.start})).own
+    found = worker.evaluate(Evaluate(4, ("none",), {"w": worker.start})).personalised
     (data, _), *_ = worker.federation.whole(4, "test", 1000)
     assert found.test_loss == pytest.approx(backbone.eval().training_step(data, 0).item(), rel=1e-5)
     state = worker.state_dict({"w": worker.start}, {}, 4)

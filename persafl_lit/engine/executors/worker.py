@@ -330,7 +330,7 @@ class Worker:
                 models = self.models(client, read, memory)
                 w = models.shared if models.own is None else models.own
                 models.load_statistics(models.own is not None)
-        self.module.f.at(w)
+        self.module.f.load(w)
         return {
             name: value.detach().cpu().contiguous().clone() for name, value in self.module.backbone.state_dict().items()
         }

@@ -64,7 +64,7 @@ class Maml(Objective):
         if self.alpha == 0:
             return f.gradient(w, D)
         adaptation = f.gradient(w, D1)
-        adapted = f.at(w).sub_(adaptation, alpha=self.alpha)
+        adapted = f.load(w).sub_(adaptation, alpha=self.alpha)
         gradient = f.gradient(adapted, D)
         if self.hvp == "first_order":
             return gradient
@@ -91,6 +91,6 @@ class Maml(Objective):
         return product
 
     def _difference(self, f: LocalLoss, w: Tensor, u: Tensor, batch: Batch, d: float) -> Tensor:
-        ahead = f.gradient(f.at(w).add_(u, alpha=d), batch).clone()
-        behind = f.gradient(f.at(w).sub_(u, alpha=d), batch)
+        ahead = f.gradient(f.load(w).add_(u, alpha=d), batch).clone()
+        behind = f.gradient(f.load(w).sub_(u, alpha=d), batch)
         return ahead.sub_(behind).div_(d if self.hvp == "as_printed" else 2 * d)

@@ -79,7 +79,7 @@ class Moreau(Objective):
 
     def minimise(self, f: LocalLoss, w: Tensor, batch: Batch) -> Tensor:
         """theta near argmin h(theta) = f(theta; D) + lam/2 |theta - w|^2."""
-        theta, inner_lr = f.at(w), self.step_size(f.smoothness)
+        theta, inner_lr = f.load(w), self.step_size(f.smoothness)
         for _ in range(self.inner_steps or PATIENCE):
             slope = f.gradient(theta, batch).add_(theta - w, alpha=self.lam)
             if self.nu is not None and float(slope.norm()) <= self.nu:
@@ -95,5 +95,5 @@ class Moreau(Objective):
     def residual(self, f: LocalLoss, step: Step, gradient: Tensor) -> float:
         """|grad h(theta)| at the theta that was used: since lam (theta - w) = -gradient, this is |grad f(theta) -
         gradient|."""
-        theta = f.at(step.w).sub_(gradient, alpha=1 / self.lam)
+        theta = f.load(step.w).sub_(gradient, alpha=1 / self.lam)
         return float(f.gradient(theta, step.batches[0]).sub_(gradient).norm())

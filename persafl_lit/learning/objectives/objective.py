@@ -1,8 +1,8 @@
 """What a client computes: the gradient of its own cost, written with flat vectors.
 
-An objective sees the client's loss only through `f`: `f.gradient(w, D)`, `f.hessian_vector(w, u, D)` and a place to
-stand, `f.at(w)`. A batch D fixes the samples *and* the dropout mask, so f(.; D) is an ordinary function: every
-evaluation on the same batch sees the same mask, as finite differences and inner minimisations need.
+An objective sees the client's loss only through `f`: `f.gradient(w, D)`, `f.hessian_vector(w, u, D)`, and `f.load(w)`,
+which copies w into the live parameters. A batch D fixes the samples *and* the dropout mask, so f(.; D) is an ordinary
+function: every evaluation on the same batch sees the same mask, as finite differences and inner minimisations need.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class LocalLoss(Protocol):
     def hessian_vector(self, w: Tensor, u: Tensor, batch: Batch) -> Tensor:
         """H(w; D) u; counts as two evaluations."""
 
-    def at(self, w: Tensor) -> Tensor:
-        """Stand at w: a vector with w's values that may be changed in place, where evaluating costs no copy."""
+    def load(self, w: Tensor) -> Tensor:
+        """Copy w into the live parameters and return them: they may be changed in place, and evaluating there costs no
+        copy."""
 
 
 class Step(NamedTuple):
