@@ -87,3 +87,61 @@ def federate_private(timeline, H, a, shared, private, *, gradient, eta, local_st
             versions.append(versions[-1] - beta * sum(waiting) / buffer)
             waiting = []
     return versions[-1], memories[-1]
+
+
+def federate_turns(timeline, H, a, shared, private, *, gradient, eta, head_steps, body_steps, buffer=1):
+    """FedRep (Collins et al. 2021, Algorithm 1): first the private part moves alone, then the shared part alone."""
+    versions, memories, waiting, size = [shared], [{}], [], len(shared)
+    for job in timeline:
+        read = np.concatenate([versions[job.reads // buffer], memories[job.reads].get(job.client, private)])
+        w = read
+        for step in range(head_steps + body_steps):
+            moved = eta * gradient(H[job.client], a[job.client], w, read)
+            moved[:size] *= step >= head_steps
+            moved[size:] *= step < head_steps
+            w = w - moved
+        memories.append({**memories[-1], job.client: w[size:]})
+        waiting.append((read - w)[:size])
+        if len(waiting) == buffer:
+            versions.append(versions[-1] - sum(waiting) / buffer)
+            waiting = []
+    return versions[-1], memories[-1]
+
+
+def federate_personal(timeline, H, a, w0, *, visit, start, buffer=1):
+    """Algorithms 1 and 2 where each client keeps a personal model; keeps every version and every state of the memories.
+
+    `visit(H_i, a_i, read, kept)` gives the client's local model and what it keeps then. Returns the last version and
+    the last memories.
+    """
+    versions, memories, waiting = [w0], [{}], []
+    for job in timeline:
+        read, kept = versions[job.reads // buffer], memories[job.reads].get(job.client, start)
+        w, kept = visit(H[job.client], a[job.client], read, kept)
+        memories.append({**memories[-1], job.client: kept})
+        waiting.append(read - w)
+        if len(waiting) == buffer:
+            versions.append(versions[-1] - sum(waiting) / buffer)
+            waiting = []
+    return versions[-1], memories[-1]
+
+
+def ditto(H, a, read, v, *, gradient, eta, local_steps, lam, personal_steps, personal_eta):
+    """Ditto (Li et al. 2021, Algorithm 1): the shared model as ever; v <- v - eta (grad f(v) + lam (v - w))."""
+    w = read
+    for _ in range(local_steps):
+        w = w - eta * gradient(H, a, w, read)
+    for _ in range(personal_steps):
+        v = v - personal_eta * (plain(H, a, v) + lam * (v - read))
+    return w, v
+
+
+def apfl(H, a, read, kept, *, eta, local_steps, adapts):
+    """APFL (Deng et al. 2020, Algorithm 1): v moves by the gradient of f(mixture v + (1 - mixture) w) with respect to
+    v, and the mixture by that with respect to the mixture, once a visit."""
+    w, (v, mixture) = read, kept
+    for step in range(local_steps):
+        slope = plain(H, a, mixture * v + (1 - mixture) * w)
+        moved = np.clip(mixture - eta * (v - w) @ slope, 0, 1) if adapts and step == 0 else mixture
+        v, w, mixture = v - eta * mixture * slope, w - eta * plain(H, a, w), moved
+    return w, (v, mixture)

@@ -30,6 +30,9 @@ METHODS = {
     "scaffold": ["schedule.cohort=3"],
     "local": [],
     "fedper": [],
+    "fedrep": ["method.body_steps=1"],
+    "ditto": [],
+    "apfl": [],
 }
 """Every kind of objective, server rule, schedule and memory."""
 
