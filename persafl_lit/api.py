@@ -27,6 +27,7 @@ from persafl_lit.engine.evaluation_plan import (
 )
 from persafl_lit.engine.executors import Executor, Processes, Serial, Work, Worker, make_fabric
 from persafl_lit.engine.experiment import Experiment
+from persafl_lit.engine.memory_file import MemoryFile
 from persafl_lit.engine.result import Result, notes_of
 from persafl_lit.errors import (
     CallbackError,
@@ -160,6 +161,7 @@ def run(
                 checkpoint_every=config.checkpoint.every,
                 checkpoint_seconds=config.checkpoint.seconds,
                 skip_divergence=config.on_divergence == "skip",
+                memory_file=MemoryFile(config.memory_gb * 1e9, config.checkpoint_path.parent),
                 settings=config.flat(),
                 should_stop=should_stop,
             )

@@ -67,7 +67,7 @@ PARTS = {
 }
 """What may be passed from Python as a class or an object, and the key that it is recorded under."""
 NAME = re.compile(r"\w[\w.+-]*")
-NEUTRAL = ("tracking", "checkpoint", "executor", "workers", "loggers")
+NEUTRAL = ("tracking", "checkpoint", "executor", "workers", "loggers", "memory_gb")
 """Keys that change where and how fast a run goes, but no bit of its result."""
 COUNTS = {
     "clients": MOST_CLIENTS,
@@ -133,6 +133,9 @@ class Config:
     give the same bits."""
     workers: int | None = None
     """Workers that train at the same time; null is one per core."""
+    memory_gb: float = 2.0
+    """GB of what clients keep between visits that stay in RAM; the rest lies in a file without a name in the folder of
+    checkpoints."""
     allow_code: bool = False
     """Let names such as `method.objective=package.module.Class`, `model.path` and `data.path` import code of yours; no
     file of conf/ can."""
@@ -159,6 +162,8 @@ class Config:
             at_most(name, value, most)
         for name in ("eta", "clip", "horizon"):
             positive(name, getattr(self, name))
+        if not self.memory_gb >= 0:
+            raise ConfigError(f"memory_gb must be >= 0; got {self.memory_gb!r}")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed must be a whole number from 0 to 2^63 - 1; got {self.seed}")
         if self.horizon is None and self.updates is None and self.schedule["name"] != "replay":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -91,8 +91,10 @@ class Checkpoint:
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             raise UnwritableError(f"checkpoints cannot be written below {folder}; choose another checkpoint.dir")
 
-    def load(self, identity: str) -> dict[str, Any] | None:
-        """What was saved last and is sound, or None if nothing was saved."""
+    def load(
+        self, identity: str, keep: Callable[[Tensors], Tensors] = lambda tensors: tensors
+    ) -> dict[str, Any] | None:
+        """What was saved last and is sound, or None if nothing was saved; `keep` says where memories go."""
         damaged: list[str] = []
         for path in (self.path, self.previous):
             try:
@@ -104,7 +106,7 @@ class Checkpoint:
                         f"the checkpoint {path} belongs to another run (config, data, timeline or first model differ); "
                         "delete it or run without --resume"
                     )
-                content["memories"] = self.slots.read(identity, content["segments"])
+                content["memories"] = self.slots.read(identity, content["segments"], keep)
             except FileNotFoundError:
                 continue
             except OtherRunError:

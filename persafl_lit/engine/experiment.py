@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from persafl_lit.engine.checkpoint import (
 )
 from persafl_lit.engine.executors import Evaluation, Executor
 from persafl_lit.engine.listeners import Listeners, culprit
+from persafl_lit.engine.memory_file import MemoryFile
 from persafl_lit.engine.messages import Evaluate, Train, Update
 from persafl_lit.engine.tally import Tally
 from persafl_lit.errors import (
@@ -90,6 +92,8 @@ class Experiment:
     """Wall seconds between checkpoints; None is never."""
     skip_divergence: bool = False
     """Whether an update that is not finite is left out and counted, instead of ending the run."""
+    memory_file: MemoryFile = field(default_factory=lambda: MemoryFile(math.inf, Path()))
+    """Where clients' memories are kept."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The config under dotted keys."""
     should_stop: Callable[[], bool] = lambda: False
@@ -148,7 +152,7 @@ class Experiment:
     def restore(self) -> bool:
         """Go on where a checkpoint was written; False if there is none."""
         assert self.checkpoint is not None
-        content = self.checkpoint.load(self._identity)
+        content = self.checkpoint.load(self._identity, self.memory_file.keep)
         if content is None:
             return False
         try:
@@ -339,7 +343,7 @@ class Experiment:
             self.rule.arrive(state)
             state.skipped += at_stake
         elif memory:
-            state.memories[job.client] = Slot(job.visit, memory)
+            state.memories[job.client] = Slot(job.visit, self.memory_file.keep(memory))
         return loss
 
     def _apply(self, index: int, read: Tensors, sent: Tensors, staleness: int) -> None:

@@ -8,7 +8,7 @@ the two leaves a segment that nobody names, which the next checkpoint removes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,13 @@ class Slots:
                 file.unlink(missing_ok=True)
         self._kept, self._written = set(self._now), self._now
 
-    def read(self, identity: str, segments: Mapping[str, Iterable[Iterable[int]]]) -> dict[Name, Tensors]:
-        """The slots that a checkpoint names."""
+    def read(
+        self,
+        identity: str,
+        segments: Mapping[str, Iterable[Iterable[int]]],
+        keep: Callable[[Tensors], Tensors] = lambda tensors: tensors,
+    ) -> dict[Name, Tensors]:
+        """The slots that a checkpoint names, as `keep` keeps them."""
         found: dict[Name, Tensors] = {}
         self._written = {}
         for segment, names in segments.items():
@@ -78,7 +83,7 @@ class Slots:
                 raise CheckpointError(f"{path} belongs to another run")
             held = {(int(client), int(visit)): tensors for client, visit, tensors in content["slots"]}
             self._written[segment] = set(held)
-            found |= {name: held[name] for name in map(_as_name, names)}
+            found |= {name: keep(held[name]) for name in map(_as_name, names)}
         self._kept = set(segments)
         return found
 
