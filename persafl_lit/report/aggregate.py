@@ -84,9 +84,10 @@ def as_float(value: Any) -> float:
 
 
 def method_of(record: Record) -> str:
-    """Its name, with what the run was found by where there are several targets: there the same method may be tried
-    twice."""
-    return f"{plain_method(record)} ({record.target})" if record.target else plain_method(record)
+    """Its name, with the schedule where it is run on several, and with what the run was found by where there are
+    several targets: there the same method may be tried twice."""
+    name = f"{plain_method(record)}, {record.schedule}" if record.schedule else plain_method(record)
+    return f"{name} ({record.target})" if record.target else name
 
 
 def plain_method(record: Record) -> str:
@@ -135,8 +136,9 @@ class Trial:
 
     @property
     def style(self) -> Style:
-        """The method's own colour; of a second target it has another dash."""
-        return style_of(plain_method(self.runs[0]), self.runs[0].target_number)
+        """The method's own colour; of a second target, and in rounds beside another schedule, it has another dash."""
+        first = self.runs[0]
+        return style_of(plain_method(first), first.target_number + (first.schedule == "rounds"))
 
     def is_called(self, name: str) -> bool:
         return name in (self.method, plain_method(self.runs[0]))
@@ -273,7 +275,24 @@ def tasks_of(records: Sequence[Record], levels: Sequence[float] = (), against: s
     for record in records:
         if plain_method(record) != UNKNOWN:
             groups.setdefault(task_of(record.config), []).append(record)
-    return [_task(values, group, levels, against) for values, group in groups.items()]
+    return [_task(values, _with_schedules(group), levels, against) for values, group in groups.items()]
+
+
+def _with_schedules(records: Sequence[Record]) -> list[Record]:
+    """Runs of a method on several schedules are told apart by them: they are another method to a comparison, not other
+    settings to choose from."""
+    schedules: dict[str, set[str]] = {}
+    for record in records:
+        schedules.setdefault(plain_method(record), set()).add(schedule_of(record))
+    several = {method for method, found in schedules.items() if len(found) > 1}
+    return [
+        replace(record, schedule=schedule_of(record)) if plain_method(record) in several else record
+        for record in records
+    ]
+
+
+def schedule_of(record: Record) -> str:
+    return str(record.config.get("schedule.name", UNKNOWN))
 
 
 def _task(values: Setting, records: Sequence[Record], levels: Sequence[float], against: str | None) -> Task:
@@ -283,9 +302,9 @@ def _task(values: Setting, records: Sequence[Record], levels: Sequence[float], a
     for record in records:
         by_method.setdefault(method_of(record), []).append(record)
     # A method of several targets has the keys in which any of them differ: they tell its settings apart.
-    named = {method: plain_method(runs[0]) for method, runs in by_method.items()}
+    named = {method: (plain_method(runs[0]), runs[0].schedule) for method, runs in by_method.items()}
     keys = {
-        method: varied_keys([record for record in records if plain_method(record) == name])
+        method: varied_keys([record for record in records if (plain_method(record), record.schedule) == name])
         for method, name in named.items()
     }
     trials = {method: _trials(method, runs, keys[method], measure, select) for method, runs in by_method.items()}

@@ -100,6 +100,10 @@ def _save(figure: Figure, folder: Path, stem: str) -> list[Path]:
     return files
 
 
+CROWDED = 60
+"""Characters of the labels below an axis, from which on they are written aslant."""
+
+
 def _axes(plt: Any, chart: Chart) -> Figure:
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     bars = chart.kind == "bars"
@@ -126,7 +130,8 @@ def _axes(plt: Any, chart: Chart) -> Figure:
 
         axes.xaxis.set_major_formatter(EngFormatter(unit=chart.unit))
     if chart.ticks:
-        axes.set_xticks([position for position, _ in chart.ticks], [_plain(text) for _, text in chart.ticks])
+        crowded = {"rotation": 30, "ha": "right"} if sum(len(text) for _, text in chart.ticks) > CROWDED else {}
+        axes.set_xticks([place for place, _ in chart.ticks], [_plain(text) for _, text in chart.ticks], **crowded)
         axes.minorticks_off()
     figure.legend(loc="outside lower center", ncols=2 if _long(chart.series) else 4, frameon=False)
     return figure  # type: ignore[no-any-return]

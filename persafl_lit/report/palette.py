@@ -60,6 +60,11 @@ KNOWN = {
     "fedbuff": Style(PURPLE, "*", "-."),
     "local": Style(GREY, "v", ":"),
     "fedper": Style(ORANGE, "P"),
+    "fedrep": Style(SKY, "P"),
+    "lg_fedavg": Style(BLACK, "P"),
+    "fedbn": Style(GREY, "P"),
+    "ditto": Style(PURPLE, "D"),
+    "apfl": Style(SKY, "D"),
 }
 
 

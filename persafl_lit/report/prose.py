@@ -185,8 +185,8 @@ def _rule_words(task: Task) -> list[str]:
 def _column_words(task: Task) -> str:
     text = "Columns: the global model is the shared one without fine-tuning; "
     text += (
-        "worst decile is the mean of the worst tenth of clients; after own rule means personalised by the "
-        "method's own rule, not the common one; "
+        "worst decile is the mean of the worst tenth of clients; the own model is what a client keeps, or what the "
+        "method's own rule makes of the shared model; "
     )
     return text + (
         "updates, gradients, communicated bytes and dropped updates are means over seeds, the largest "

@@ -52,6 +52,8 @@ class Record:
     """What it was found by, where a report is of several targets."""
     target_number: int = 0
     """Which one of them, from 0."""
+    schedule: str = ""
+    """Its schedule, where its method is run on several ones: there it counts as several methods."""
 
     @property
     def method(self) -> str:

@@ -151,6 +151,14 @@ def _evaluations(trial: Trial) -> str:
     return f"{curve.points} of {max(wanted)}" if wanted else f"{curve.points}"
 
 
+FURTHER_MODELS = {
+    "own": "own model",
+    "own_tuned": "own model, fine-tuned",
+    "shared_tuned": "shared model, fine-tuned",
+}
+"""Columns of what is measured beside the common fine-tuning, with `eval.beside=[own]`."""
+
+
 def _scores(trial: Trial) -> dict[str, Spread]:
     """Other than the main ones: the worst clients, the shared model, further fine-tuning rules and held-out clients,
     where known."""
@@ -158,7 +166,10 @@ def _scores(trial: Trial) -> dict[str, Spread]:
     found = {name: trial.over_seeds(f"{kind}.{about}") for name, about in (WORST, GLOBAL)}
     rules = dict.fromkeys(rule for record in trial.runs for rule in _mapping(record.summary, "beside"))
     found |= {
-        f"after {rule} rule": spread(_beside(record, rule, trial.measure) for record in trial.runs) for rule in rules
+        FURTHER_MODELS.get(rule, f"after {rule} rule"): spread(
+            _beside(record, rule, trial.measure) for record in trial.runs
+        )
+        for rule in rules
     }
     return found | {HELD_OUT: spread(_held_out(record, trial.measure) for record in trial.runs)}
 

@@ -26,6 +26,7 @@ from persafl_lit.report.aggregate import (
 from persafl_lit.report.chart import Chart, Heat, Series
 from persafl_lit.report.config_keys import number_of, setting_text
 from persafl_lit.report.curves import AXES, FEW_POINTS, TIME, Axis, MeanCurve, mean_curve
+from persafl_lit.report.evaluated_models import evaluated_models
 from persafl_lit.report.palette import Style, schedule_style, style_of, value_style
 from persafl_lit.report.record import UNCHANGED
 from persafl_lit.report.schedules import concurrency, schedules_of, staleness_shares, usable_timeline
@@ -40,7 +41,14 @@ PAIRED_FIRST = ("lam", "alpha", "beta", "tau")
 
 def charts_of(task: Task) -> list[Chart | Heat]:
     """Every chart that this task's runs have data for."""
-    drawn = (over_time(task), *further_over_time(task), active_share(task), *per_client(task), staleness_bars(task))
+    drawn = (
+        over_time(task),
+        *further_over_time(task),
+        evaluated_models(task),
+        active_share(task),
+        *per_client(task),
+        staleness_bars(task),
+    )
     charts = [chart for chart in drawn if chart.series]
     return [*charts, *curves_by_value(task), *sensitivities(task), *heat_maps(task)]
 

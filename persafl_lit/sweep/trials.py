@@ -57,10 +57,10 @@ class Trial:
         return " ".join(filter(None, [self.method, self.setting_text, f"seed={self.seed}"]))[:250]
 
     @functools.cached_property
-    def group(self) -> tuple[config_keys.Setting, str]:
-        """Task and method: settings are chosen among trials of one group. A task is what a report takes for one: data,
-        model, delays, length and evaluation."""
-        return config_keys.task_of(self.config.flat()), self.method
+    def group(self) -> tuple[config_keys.Setting, str, str]:
+        """Task, method and schedule: settings are chosen among trials of one group. A task is what a report takes for
+        one: data, model, delays, length and evaluation."""
+        return config_keys.task_of(self.config.flat()), self.method, self.config.schedule["name"]
 
 
 def short(key: str) -> str:
