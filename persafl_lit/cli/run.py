@@ -123,14 +123,12 @@ def which_models(result: Result, summary: dict[str, Any]) -> str:
     if held_out := summary["holdout"]["clients"]:
         groups.append((f"{held_out} clients that never trained", summary["holdout"]["models"]))
     names = {"shared": "the shared model", "own": f"the {own_model(result)}"}
-    nothing_shared = not result.bytes_per_transfer
     said = []
     for clients, models in groups:
         parts = [
             f"{names[model]} "
             + " / ".join("-" if state not in states else f"{states[state]['test']:.4f}" for state in ("as_is", "tuned"))
             for model, states in models.items()
-            if not (model == "shared" and nothing_shared)
         ]
         said.append(f"{', '.join(parts)} ({clients})")
     kind = "accuracy" if summary["accuracy"]["test"] is not None else "loss"

@@ -96,7 +96,7 @@ class Result:
                 "accuracy": _null_for_nan(accuracy_of(last.held_out)),
                 "loss": _null_for_nan(loss_of(last.held_out)),
             }
-            held_out["models"] = _nested_null(models_of(last.held_out, self.keeps_model))
+            held_out["models"] = self._models(last.held_out)
             held_out |= {"metrics": metrics} if (metrics := _further(last.held_out)) else {}
         beside = {
             rule: {**_null_for_nan(values), **({"metrics": found} if (found := _further(last.scores, rule)) else {})}
@@ -124,7 +124,7 @@ class Result:
             "holdout": held_out,
             "metrics": _further(last.scores),
             "beside": beside,
-            "models": _nested_null(models_of(last.scores, self.keeps_model)),
+            "models": self._models(last.scores),
             "memory_bytes_per_client": self.memory_bytes,
             "evaluations": {"made": len(self.points), "thinned_from": self.thinned_from},
             "first_weights": self.first_weights,
@@ -132,6 +132,14 @@ class Result:
             "wall_seconds": self.wall_seconds,
             "notes": list(self.notes),
             "config": self.config.values,
+        }
+
+    def _models(self, scores: Sequence[Scores]) -> dict[str, Any]:
+        """Which model was measured; where nothing is shared there is no shared one."""
+        return {
+            model: {state: _null_for_nan(splits) for state, splits in states.items()}
+            for model, states in models_of(scores, self.keeps_model).items()
+            if self.bytes_per_transfer or model != "shared"
         }
 
 
@@ -177,12 +185,6 @@ def _further(scores: Sequence[Scores], rule: str | None = None) -> dict[str, dic
     return {
         name: {**_null_for_nan(values), "direction": directions[signs[name]]}
         for name, values in further_of(scores, rule).items()
-    }
-
-
-def _nested_null(models: dict[str, dict[str, dict[str, float]]]) -> dict[str, Any]:
-    return {
-        model: {state: _null_for_nan(splits) for state, splits in states.items()} for model, states in models.items()
     }
 
 

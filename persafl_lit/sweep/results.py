@@ -100,7 +100,7 @@ def choose(outcomes: Sequence[Outcome], select: Select) -> list[Chosen]:
             Chosen(tuple(runs), statistics.fmean(select.score(run.summary or {}) for run in runs)) for runs in whole
         ]
         chosen.append(max(scored, key=lambda found: found.score))
-    tasks = list(dict.fromkeys(task for task, _ in settings))
+    tasks = list(dict.fromkeys(task for task, *_ in settings))
     return sorted(chosen, key=lambda found: (tasks.index(found.trial.group[0]), -found.score))
 
 
