@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from persafl_lit.common.limits import cores
+from persafl_lit.common.logs import quieted
 from persafl_lit.common.plugins import exits_refused
 from persafl_lit.config.compose import Config, compose
 from persafl_lit.config.registry import path_of, resolve
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from persafl_lit.server.state import State
     from persafl_lit.timeline import Delays, Schedule
     from persafl_lit.tracking import Tracker
+
+logger = logging.getLogger(__name__)
 
 
 def run(
@@ -128,6 +131,14 @@ def run(
             evaluation_moments(timeline.horizon, config.eval.every, most) for most in (math.inf, affordable)
         )
 
+        logger.debug(
+            "%d updates by simulated time %g; %d evaluations of %d clients",
+            len(timeline),
+            timeline.horizon,
+            len(moments),
+            len(evaluated),
+        )
+
         def build_model(state: State) -> L.LightningModule:
             trained = _copied(backbone)
             trained.load_state_dict(worker.state_dict(state.model, exported(state)))
@@ -163,7 +174,7 @@ def run(
                     if found
                     else "nothing: no interrupted run of this config"
                 )
-                print(f"persafl: resuming {where}", file=sys.stderr)
+                logger.info("resuming %s", where)
             experiment.begin()  # the workers train while MLflow is imported
             with _told(experiment):
                 experiment.run()
@@ -204,9 +215,8 @@ def _told(experiment: Experiment) -> Iterator[None]:
         if isinstance(error, CallbackError) and experiment.checkpoint is not None:
             with contextlib.suppress(PersaflError):
                 experiment.save(rescue=True)
-                print(
-                    f"persafl: the state after update {experiment.state.arrivals} is kept; --resume continues from it",
-                    file=sys.stderr,
+                logger.warning(
+                    "the state after update %d is kept; --resume continues from it", experiment.state.arrivals
                 )
         experiment.tell_error(error)
         raise
@@ -234,9 +244,8 @@ def _checkpoint(config: Config, resume: bool, wait_seconds: float) -> Iterator[C
         if not mine and resume:
             raise TakenError(f"{checkpoint.owner()} is doing this run now; wait for it, or stop it and then resume")
         if not mine:
-            print(
-                f"persafl: {checkpoint.owner()} is doing the same run and keeps its checkpoints; this one writes none",
-                file=sys.stderr,
+            logger.warning(
+                "%s is doing the same run and keeps its checkpoints; this one writes none", checkpoint.owner()
             )
         try:
             yield checkpoint if mine else None
@@ -321,15 +330,13 @@ def _tracker(
 
 @contextlib.contextmanager
 def quiet_single_threaded_torch() -> Iterator[None]:
-    """One thread gives the same bits everywhere; the caller's setting comes back afterwards."""
-    import logging
-
+    """One thread gives the same bits everywhere; the caller's settings come back afterwards."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     try:
-        yield
+        with quieted({"lightning.fabric": logging.WARNING}):
+            yield
     finally:
         torch.set_num_threads(threads)

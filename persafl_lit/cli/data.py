@@ -46,7 +46,11 @@ def _data(options: argparse.Namespace) -> int:
     settings: Any = config.build("data")
     if not isinstance(settings, Partitioned):
         return _describe(config, options.name, png)
-    origin = _prepare(options.name, config.data["root"]) if "root" in config.data else "embedded in scikit-learn"
+    origin = (
+        _prepare(options.name, config.data["root"], options.quiet)
+        if "root" in config.data
+        else "embedded in scikit-learn"
+    )
     shares = settings.shares(settings.read_labels(), config.clients, config.seed)
     trained(len(shares.parts), shares.holdout)
     per_client, per_split = shares.sizes().sum(axis=1), shares.sizes().sum(axis=0)
@@ -93,13 +97,13 @@ def _describe(config: Config, name: str, png: Path) -> int:
     return 0
 
 
-def _prepare(name: str, root: str) -> str:
+def _prepare(name: str, root: str, quiet: bool) -> str:
     """Get the files, with a word on what is tried and how much has come."""
     from rich.console import Console
 
     from persafl_lit.data.download import prepare
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, quiet=quiet)
     asked = False
 
     def ask() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from persafl_lit.sweep.results import Outcome
     from persafl_lit.sweep.scheduler import Launcher
     from persafl_lit.sweep.trials import Trial
+
+logger = logging.getLogger(__name__)
 
 
 def sweep(options: argparse.Namespace) -> int:
@@ -41,7 +43,9 @@ def sweep(options: argparse.Namespace) -> int:
         from persafl_lit.tracking import store_uri
 
         uri = store_uri(plan.tracking.uri)
-        outcomes = conduct(plan, _launcher(options, plan, uri), uri, stop, options.retry_failed, finished)
+        outcomes = conduct(
+            plan, _launcher(options, plan, uri), uri, stop, options.retry_failed, finished, options.quiet
+        )
     if options.json:
         print(json.dumps(_as_json(plan, outcomes)))
     else:
@@ -58,7 +62,7 @@ def _finished(plan: Plan, options: argparse.Namespace) -> Mapping[str, Exported]
 
     found = read_finished(plan, options.finished, options.any_version)
     for note in found.notes:
-        print(f"persafl: {note}", file=sys.stderr)
+        logger.info("%s", note)
     return found.trials
 
 
@@ -139,7 +143,7 @@ def _dry_run(plan: Plan, lanes: int, finished: Mapping[str, Exported], retry_fai
         print("nothing was started")
         return 0
     try:
-        print("timing one visit of each kind ...", file=sys.stderr)
+        logger.info("timing one visit of each kind ...")
         from persafl_lit.sweep.estimate import Estimate
 
         estimate = Estimate()

@@ -81,7 +81,7 @@ def _studies(options: argparse.Namespace) -> int:
     settings = Settings(options.tau, options.clients, options.seeds, options.local_steps, problem=options.problem)
     chosen = [option for option in OPTIONS if options.what in (None, option)]
     wall_start = time.monotonic()
-    with _progress(sum(updates_of(option, settings) for option in chosen)) as tick:
+    with _progress(sum(updates_of(option, settings) for option in chosen), options.quiet) as tick:
         found = studies(chosen, settings, tick)
     if png is not None:
         from persafl_lit.theory.drawing import draw
@@ -100,14 +100,14 @@ def _studies(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Tick]:
+def _progress(total: int, quiet: bool) -> Iterator[Tick]:
     """A bar on stderr, in server updates."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("theory", total=total)
         yield lambda what, updates: bar.update(task, advance=updates, description=what)
 

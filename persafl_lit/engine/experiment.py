@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -52,6 +52,8 @@ from persafl_lit.timeline import Job, Timeline
 
 if TYPE_CHECKING:
     import lightning as L
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -200,6 +202,7 @@ class Experiment:
         }
         self.checkpoint.save(self._identity, content, memories)
         self._saved_at = time.monotonic()
+        logger.debug("checkpoint after update %d", self.state.arrivals)
         self.call("on_checkpoint")
 
     # -- callbacks ----------------------------------------------------------------------------------------------------
@@ -378,7 +381,7 @@ class Experiment:
 
     def _say_once(self, about: str, sentence: str) -> None:
         if about not in self._warned:
-            print(f"persafl: {sentence}", file=sys.stderr)
+            logger.warning("%s", sentence)
         self._warned.add(about)
 
     def _advice(self) -> str:

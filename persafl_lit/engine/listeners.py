@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import logging
 import math
-import sys
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,6 +20,8 @@ from persafl_lit.errors import CallbackError, Interrupted, PersaflError, Trackin
 
 if TYPE_CHECKING:
     from persafl_lit.learning.scores import Point
+
+logger = logging.getLogger(__name__)
 
 LET_THROUGH = (CallbackError, TrackingError, Interrupted, KeyboardInterrupt)
 """What a callback may raise without being named: it has a name already, or is the tracker's, or the user's wish to
@@ -68,7 +70,7 @@ class Listeners:
             try:
                 tell()
             except PersaflError as another:
-                print(f"persafl: {another}", file=sys.stderr)
+                logger.error("%s", another)
 
     def states(self, rescue: bool) -> dict[str, Any]:
         """What callbacks want to be kept; to the rescue of a run, without one that cannot tell it."""

@@ -47,7 +47,15 @@ class Running:
 class Board:
     """Trials done, under way with their progress, failed, and the time left."""
 
-    def __init__(self, title: str, total: int, lanes: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        lanes: int,
+        clock: Callable[[], float] = time.monotonic,
+        quiet: bool = False,
+    ) -> None:
+        """`quiet`: only failures are shown."""
         self.title, self.total, self.lanes = title, total, lanes
         self.running: dict[str, Running] = {}
         self.counts: Counter[str] = Counter()
@@ -59,23 +67,25 @@ class Board:
         self._forecast = Forecast()
         self._clock = clock
         self._console = Console(stderr=True, highlight=False)
+        self._quiet = quiet
         self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=2, transient=True)
 
     def __enter__(self) -> Board:
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._quiet:
             self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._quiet:
             self._live.stop()
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
-    def say(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True, markup=False)
+    def say(self, text: str, failure: bool = False) -> None:
+        if failure or not self._quiet:
+            self._console.print(text, soft_wrap=True, markup=False)
 
     def starts(self, trial: Trial) -> None:
         self.running[trial.hash] = Running(trial, self._clock())
@@ -122,7 +132,8 @@ class Board:
             )
             what = what if outcome.counts or outcome.status != "finished" else f"no result: {UNCHANGED}"
             self.say(
-                f"{sum(self.counts.values())}/{self.total} {outcome.trial.name}: {what}{self._left(', about {} left')}"
+                f"{sum(self.counts.values())}/{self.total} {outcome.trial.name}: {what}{self._left(', about {} left')}",
+                failure=outcome.status == "failed",
             )
 
     # -- the view -----------------------------------------------------------------------------------------------------

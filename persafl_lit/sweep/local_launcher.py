@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import selectors
 import signal
@@ -16,6 +17,8 @@ from typing import IO
 
 from persafl_lit.errors import WorkerError
 from persafl_lit.sweep.run_trial import Message, Order
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -57,6 +60,7 @@ class Local:
     def start(self, order: Order) -> None:
         seat = next((seat for seat in self._seats if seat.order is None), None) or self._open()
         seat.order = order
+        logger.debug("process %d begins trial %s", seat.process.pid, order["trial"])
         seat.send({**order})
 
     def events(self, wall_seconds: float) -> Iterator[tuple[str, Message]]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import optuna
 
+from persafl_lit.common.logs import quieted
 from persafl_lit.errors import ConfigError
 from persafl_lit.sweep.plan import Block, Choice, Plan, Range
 from persafl_lit.sweep.results import Outcome
@@ -76,16 +77,16 @@ class Adaptive:
     """Trials as Optuna proposes them, block after block."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
-        optuna.logging.set_verbosity(logging.ERROR)
         for block in plan.blocks:
             if not block.varied:
                 raise ConfigError(
                     f"{plan.place(block)}: a search needs something to vary; give a key a list or a range"
                 )
             make_trial(plan, block, _end(block, -1), plan.seeds[0])  # refused now rather than later
-        storage = optuna.storages.RDBStorage(f"sqlite:///{folder.absolute()}/optuna.db")
         self._plan = plan
-        self._studies = [Study(plan, block, storage) for block in plan.blocks]
+        with quieted({"optuna": logging.ERROR}):
+            storage = optuna.storages.RDBStorage(f"sqlite:///{folder.absolute()}/optuna.db")
+            self._studies = [Study(plan, block, storage) for block in plan.blocks]
         self._under_way: dict[str, list[tuple[Study, optuna.trial.Trial]]] = {}
         self._ended = [(study, found) for study in self._studies for found in study.ended()]
         self._steps: Counter[str] = Counter()

@@ -4,6 +4,7 @@ from its checkpoint where that can be read."""
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from persafl_lit.common.limits import cores
+from persafl_lit.common.logs import LogSettings
 from persafl_lit.common.process_memory import keep_freed_memory
 from persafl_lit.engine.executors.ray_cluster import connect
 from persafl_lit.errors import ConfigError, first_line
@@ -61,7 +63,14 @@ def _trial(order: Order, desk: Any) -> Message:
             said.clear()
         return stop
 
-    return perform(order, said.append, should_stop)
+    LogSettings(*order["log"]).apply()
+    with _in_folder(order["folder"]):
+        return perform(order, said.append, should_stop)
+
+
+def _in_folder(folder: str) -> contextlib.AbstractContextManager[None]:
+    """Relative paths of a config mean the folder where the sweep was started, where this node has it."""
+    return contextlib.chdir(folder) if os.path.isdir(folder) else contextlib.nullcontext()
 
 
 @dataclass

@@ -3,14 +3,13 @@ values."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from persafl_lit.common.lock import Lock
+from persafl_lit.common.logs import LogSettings
 from persafl_lit.errors import (
     CheckpointError,
     Interrupted,
@@ -43,7 +42,9 @@ class Order(TypedDict):
     run_id: str
     uri: str
     folder: str
-    """Where the sweep was started: relative paths mean this folder, where it exists."""
+    """Where the sweep was started: relative paths mean this folder. The launcher starts its processes there."""
+    log: LogSettings
+    """How the process of the sweep logs."""
 
 
 class Reporter:
@@ -91,8 +92,6 @@ def perform(order: Order, tell: Callable[[Message], None], should_stop: Callable
     from persafl_lit.config.compose import compose
     from persafl_lit.engine.checkpoint import Checkpoint
 
-    with contextlib.suppress(OSError):
-        os.chdir(order["folder"])
     config = compose(order["config"] | {"tracking.uri": order["uri"]})
 
     def attempt(resume: bool) -> Message:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +16,7 @@ from persafl_lit import errors
 from persafl_lit.common.atomic_file import write_text_atomically
 from persafl_lit.common.csv_table import to_csv
 from persafl_lit.common.lock import Lock
+from persafl_lit.common.logs import LogSettings, quieted
 from persafl_lit.errors import ConfigError, Interrupted
 from persafl_lit.sweep.dashboard import Board
 from persafl_lit.sweep.finished import Exported
@@ -25,6 +26,8 @@ from persafl_lit.sweep.run_trial import Message, Order, forget
 from persafl_lit.sweep.trials import Trial, first_trials, on_other_seeds, timeline_of
 from persafl_lit.tracking.messages import IMPORTED, PLANNED, PRUNED
 from persafl_lit.tracking.sweep_runs import Family
+
+logger = logging.getLogger(__name__)
 
 ATTEMPTS = 3
 """How often a trial is begun, in one sweep, before its accidents count as a failure."""
@@ -249,7 +252,14 @@ class Conductor:
         self._running[trial.hash] = trial
         self._board.starts(trial)
         self._launcher.start(
-            Order(trial=trial.hash, config=trial.config.values, run_id=run_id, uri=self._uri, folder=os.getcwd())
+            Order(
+                trial=trial.hash,
+                config=trial.config.values,
+                run_id=run_id,
+                uri=self._uri,
+                folder=os.getcwd(),
+                log=LogSettings.current(),
+            )
         )
 
     def _hear(self, supply: Supply) -> None:
@@ -280,7 +290,7 @@ class Conductor:
         del self._running[trial.hash]
         self._board.leaves(trial)
         if self._attempts[trial.hash] < ATTEMPTS:
-            self._board.say(f"persafl: {trial.name}: {what}; it is tried again")
+            logger.warning("%s: %s; it is tried again", trial.name, what)
             self._again.append(trial)
             return
         error = what if what.partition(":")[0] in ACCIDENTS else f"WorkerError: {what}"
@@ -331,15 +341,17 @@ def sweep(
     should_stop: Callable[[], bool] = lambda: False,
     retry_failed: bool = False,
     finished: Mapping[str, Exported] = MappingProxyType({}),
+    quiet: bool = False,
 ) -> list[Outcome]:
     """Run what is not done of a sweep, and keep its table. `uri` is the tracking store, `finished` are trials that ran
-    elsewhere."""
+    elsewhere; `quiet` shows failures only."""
     from persafl_lit.tracking import sync
     from persafl_lit.tracking.store import open_store
 
     folder = sweep_folder(plan)
-    with _alone(plan, folder), contextlib.closing(launcher):
+    with _alone(plan, folder), contextlib.closing(launcher), contextlib.ExitStack() as stack:
         supply = supply_of(plan, folder)
+        stack.enter_context(quieted({"optuna": logging.ERROR}))
         store = open_store(uri)
         sync(uri)
         family = Family(store, plan.tracking.experiment, plan.name, varied_together(plan), plan.select.metric)
@@ -348,7 +360,7 @@ def sweep(
         done = finished.keys() | {trial for trial, child in family.children().items() if child.status == "FINISHED"}
         launcher.begin(sum(trial.hash not in done for trial in supply.waiting()))
         status = "KILLED"
-        with Board(plan.name, supply.total(), launcher.lanes) as board:
+        with Board(plan.name, supply.total(), launcher.lanes, quiet=quiet) as board:
             conductor = Conductor(plan, launcher, family, uri, board, should_stop, retry_failed, finished)
             try:
                 conductor.conduct(supply)
@@ -379,9 +391,8 @@ def _keep(family: Family, folder: Path, outcomes: Sequence[Outcome], planned: in
     try:
         write_text_atomically(folder / "trials.csv", to_csv(rows))
     except OSError as error:  # the store has it, too
-        print(
-            f"persafl: {folder / 'trials.csv'} is not up to date: {error.strerror}; the same command writes it anew",
-            file=sys.stderr,
+        logger.warning(
+            "%s is not up to date: %s; the same command writes it anew", folder / "trials.csv", error.strerror
         )
     family.tell(text=to_csv(rows), name="trials.csv")
     family.tell(table={column: [row[column] for row in rows] for column in rows[0]}, name="trials.json")

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 
+from persafl_lit.common.logs import LogSettings
 from persafl_lit.common.plugins import really_exit
 from persafl_lit.common.process_memory import collector_at_rest, keep_freed_memory
 from persafl_lit.sweep.run_trial import Message, perform
@@ -44,6 +45,7 @@ def main() -> None:
     tell({"ready": True})
     while True:
         order = orders.get()
+        LogSettings(*order["log"]).apply()
         tell(perform(order, tell, lambda trial=order["trial"]: trial in stopping))  # type: ignore[arg-type,misc]
         stopping.clear()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +16,8 @@ from persafl_lit.common.atomic_file import write_text_atomically
 from persafl_lit.errors import first_line
 from persafl_lit.tracking.location import STORE
 from persafl_lit.tracking.messages import Message
+
+logger = logging.getLogger(__name__)
 
 
 def _folder() -> Path:
@@ -94,4 +96,4 @@ def _send(store: Any, run_id: str, message: Message) -> None:
     except Exception as error:  # MLflow, its drivers and its servers raise their own types
         if not (isinstance(error, FileNotFoundError) or store.refuses(error)):
             raise
-        print(f"persafl: {store.uri} refuses a record of run {run_id}: {first_line(error)}", file=sys.stderr)
+        logger.warning("%s refuses a record of run %s: %s", store.uri, run_id, first_line(error))

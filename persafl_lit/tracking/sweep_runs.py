@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +23,8 @@ from persafl_lit.tracking.tracker import new_run
 
 if TYPE_CHECKING:
     from persafl_lit.config.compose import Config
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -177,11 +179,8 @@ class Family:
             for message in messages:
                 self._store.send(run_id, message)
         except Exception as error:  # MLflow, its drivers and its servers raise their own types
-            print(
-                f"persafl: {self._store.uri} is away, its record waits for `persafl sync`: {first_line(error)}",
-                file=sys.stderr,
-            )
+            logger.warning("%s is away, its record waits for `persafl sync`: %s", self._store.uri, first_line(error))
             try:
                 keep(self._store.uri, run_id, messages)
             except OSError as full:  # what matters of it comes again when the sweep is started again
-                print(f"persafl: and it cannot be kept: {full.strerror}", file=sys.stderr)
+                logger.warning("and it cannot be kept: %s", full.strerror)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import math
-import sys
 import tempfile
 import threading
 import time
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from persafl_lit.engine.result import Result
     from persafl_lit.learning.scores import Point
     from persafl_lit.tracking.store import Store
+
+logger = logging.getLogger(__name__)
 
 OPENS_WITHIN = 20.0
 """Seconds of wall time in which a store that works is open, MLflow's import included."""
@@ -202,13 +204,15 @@ class Tracker:
                     f"{len(self._messages)} records of run {run_id} were not taken by {self.uri} and could not be "
                     f"kept: {error.strerror}"
                 )
-                print(f"persafl: {lost}", file=sys.stderr)
+                logger.error("%s", lost)
                 return lost
-            print(
-                f"persafl: {self.uri} did not take {len(self._messages)} records of run {run_id}; they are "
-                f"kept in {file}, "
-                "and the next run or `persafl sync` sends them",
-                file=sys.stderr,
+            logger.warning(
+                "%s did not take %d records of run %s; they are kept in %s, and the next run or `persafl sync` sends "
+                "them",
+                self.uri,
+                len(self._messages),
+                run_id,
+                file,
             )
         return None
 
@@ -234,10 +238,7 @@ class Tracker:
                     most = 1  # which one of them it refuses will show
                     continue
                 if store.refuses(error):
-                    print(
-                        f"persafl: {self.uri} refuses a record of run {self.run_id}: {first_line(error)}",
-                        file=sys.stderr,
-                    )
+                    logger.warning("%s refuses a record of run %s: %s", self.uri, self.run_id, first_line(error))
                 else:
                     self._say_once(error)
                     self._pause(PAUSES[min(failures, len(PAUSES) - 1)])
@@ -253,7 +254,7 @@ class Tracker:
             if waiting(self.uri):
                 sync(self.uri)
         except Exception as error:  # as below
-            print(f"persafl: what earlier runs could not send has to wait: {first_line(error)}", file=sys.stderr)
+            logger.warning("what earlier runs could not send has to wait: %s", first_line(error))
 
     def _open_when_free(self) -> Store:
         """A database that another process has locked is waited for; whatever else is wrong stops the run now, not at
@@ -272,20 +273,19 @@ class Tracker:
 
     def _open(self) -> Store:
         with collector_at_rest():
-            from persafl_lit.tracking.store import Store, load_sqlite
+            from persafl_lit.tracking.store import Store, load_mlflow, load_sqlite
 
+            load_mlflow()
             if self.uri.startswith(SQLITE):
                 load_sqlite()
         store = Store(self.uri)
         config = self._config
         if self._run_id is not None and not store.reopen(self._run_id):
-            print(
-                f"persafl: the interrupted run {self._run_id} is not in {self.uri}; its metrics go to a new one",
-                file=sys.stderr,
-            )
+            logger.warning("the interrupted run %s is not in %s; its metrics go to a new one", self._run_id, self.uri)
             self._run_id = None
         if self._run_id is None:
             self._run_id = new_run(store, config, config.label(), self._tags)
+        logger.debug("tracking to %s as run %s", self.uri, self._run_id)
         self._messages.appendleft(
             {"params": config.flat()}
         )  # of an interrupted run, too: it may have been killed before they were sent
@@ -314,7 +314,7 @@ class Tracker:
     def _say_once(self, error: Exception) -> None:
         if not self._warned:
             why = "database is locked" if "database is locked" in str(error) else first_line(error)
-            print(f"persafl: tracking to {self.uri} fails, the run goes on and tries again: {why}", file=sys.stderr)
+            logger.warning("tracking to %s fails, the run goes on and tries again: %s", self.uri, why)
         self._warned = True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import pickle
 import signal
@@ -16,12 +17,15 @@ from multiprocessing.process import BaseProcess
 import torch
 from torch import Tensor
 
+from persafl_lit.common.logs import LogSettings
 from persafl_lit.common.plugins import really_exit
 from persafl_lit.common.process_memory import keep_freed_memory
 from persafl_lit.engine.executors.executor import POLL, Executor, Result, Unit, perform, unsendable
 from persafl_lit.engine.executors.transport import Place
 from persafl_lit.engine.executors.worker import ALIGNED, Work, Worker
 from persafl_lit.errors import ConfigError, WorkerError
+
+logger = logging.getLogger(__name__)
 
 DEPTH = 2
 """Units a process holds: one under way and one ready, so that it never waits for the server."""
@@ -61,6 +65,7 @@ class Processes(Executor):
         self._lanes: list[Lane] = []
         for memory in memories:
             self._lanes.append(self._start(memory))
+        logger.debug("%d worker processes (%s)", lanes, self._context.get_start_method())
 
     def _start(self, memory: Tensor) -> Lane:
         ours, theirs = self._context.Pipe()
@@ -69,7 +74,8 @@ class Processes(Executor):
         # A forked process has our ends of all pipes, too: it must close them, or nobody would see the end of this
         # process.
         inherited = [ours, *(lane.pipe for lane in self._lanes)] if forked else []
-        process = self._context.Process(target=_serve, args=(source, theirs, memory, inherited), daemon=True)  # type: ignore[attr-defined]
+        about = (source, theirs, memory, inherited, LogSettings.current())
+        process = self._context.Process(target=_serve, args=about, daemon=True)  # type: ignore[attr-defined]
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", DeprecationWarning
@@ -128,10 +134,7 @@ class Processes(Executor):
                     "enough memory? "
                     "Fewer workers need less, and executor=serial shows where it happens"
                 )
-        print(
-            f"persafl: worker process {lane.process.pid} is gone ({cause}); another one does its work again",
-            file=sys.stderr,
-        )
+        logger.warning("worker process %s is gone (%s); another one does its work again", lane.process.pid, cause)
         self._lanes[self._lanes.index(lane)] = self._start(lane.memory)
         for unit in lost:
             self._send(unit._replace(attempts=unit.attempts + 1))
@@ -162,13 +165,18 @@ def _autograd_works() -> bool:
 
 
 def _serve(
-    source: Worker | Work, pipe: connection.Connection, memory: Tensor, inherited: Sequence[connection.Connection]
+    source: Worker | Work,
+    pipe: connection.Connection,
+    memory: Tensor,
+    inherited: Sequence[connection.Connection],
+    log: LogSettings,
 ) -> None:
     """The life of a worker process: until the pipe closes, because the run is over or its process is gone."""
     for end in inherited:
         end.close()
     for number in (signal.SIGINT, signal.SIGTERM):  # the server decides when to stop
         signal.signal(number, signal.SIG_IGN)
+    log.apply()
     torch.set_num_threads(1)
     keep_freed_memory()
     gc.enable()  # it may be at rest where this process was forked

@@ -11,9 +11,6 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-
 import ray
 import torch
 from torch import Tensor
@@ -140,6 +137,8 @@ def _knock(address: str | None) -> None:
 
 def connect(address: str | None, cpus: int, who: str) -> None:
     """The cluster at `address` or that RAY_ADDRESS names, or a local one; without dashboard and telemetry."""
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):  # Ray reads them when it starts
+        os.environ.setdefault(name, "0")
     address = address or os.environ.get("RAY_ADDRESS")
     local: dict[str, Any] = {} if address else {"num_cpus": cpus, "include_dashboard": False}
     before = signal.getsignal(signal.SIGTERM)
