@@ -28,7 +28,6 @@ LAYERS = [
     {"tracking"},
     {"api"},
     {"sweep", "theory"},
-    {"demo"},
     {"cli"},
     {"__main__", "__init__"},
 ]

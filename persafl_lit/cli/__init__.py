@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from persafl_lit import __version__
-from persafl_lit.cli import data, run, sweep, theory, timeline, tracking
+from persafl_lit.cli import data, demo, run, sweep, theory, timeline, tracking
 from persafl_lit.common.logs import shown_on_stderr
 from persafl_lit.errors import PersaflError, first_line, located, shown
 
@@ -194,9 +194,11 @@ def _parser() -> argparse.ArgumentParser:
             "--conf", action="append", metavar="DIR", help="a conf folder of yours, searched before ./conf and ours"
         )
 
-    demo = commands.add_parser("demo", help="compare four methods on the embedded digits, in about a minute")
-    demo.add_argument("overrides", nargs="*", help=OVERRIDES)
-    demo.set_defaults(command=_demo)
+    demo_command = commands.add_parser(
+        "demo", help="the sweep `demo` as a table: four methods on the embedded digits, in about a minute"
+    )
+    demo_command.add_argument("overrides", nargs="*", help=OVERRIDES)
+    demo_command.set_defaults(command=demo.demo)
 
     for command in (parser, *commands.choices.values()):
         loudness = command.add_mutually_exclusive_group()
@@ -207,9 +209,3 @@ def _parser() -> argparse.ArgumentParser:
             "-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="on stderr, details as well"
         )
     return parser
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from persafl_lit.demo import demo
-
-    return demo(options.overrides)
