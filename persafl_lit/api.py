@@ -312,10 +312,10 @@ def _executor(config: Config, worker: Worker, jobs: int) -> Executor:
     if config.executor == "processes":
         return Processes(worker, lanes)
     try:
-        from persafl_lit.engine.executors.ray_cluster import Cluster
+        from persafl_lit.engine.executors.ray_cluster import RayExecutor
     except ImportError:
         raise ConfigError("executor=ray needs Ray; install it with: pip install 'persafl_lit[ray]'") from None
-    return Cluster(worker, lanes)
+    return RayExecutor(worker, lanes)
 
 
 def _tracker(

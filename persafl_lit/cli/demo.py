@@ -62,13 +62,13 @@ def _plan(overrides: Sequence[str]) -> Plan:
 def _run(plan: Plan, quiet: bool) -> tuple[list[Outcome], dict[str, Record]]:
     """What came of the trials, and the records of those that finished, by method."""
     with stop_on_signals("trials under way write checkpoints first") as stop:
-        from persafl_lit.sweep.local_launcher import Local
-        from persafl_lit.sweep.scheduler import sweep, sweep_folder
+        from persafl_lit.sweep.local_launcher import LocalLauncher
+        from persafl_lit.sweep.scheduler import run_sweep, sweep_folder
         from persafl_lit.tracking import store_uri
         from persafl_lit.tracking.store import open_store
 
         uri = store_uri(plan.tracking.uri)
-        outcomes = sweep(plan, Local(cores(), sweep_folder(plan)), uri, stop, quiet=quiet)
+        outcomes = run_sweep(plan, LocalLauncher(cores(), sweep_folder(plan)), uri, stop, quiet=quiet)
         records = {record.run_id: record for record in open_store(uri).records(plan.name)}
     methods = {outcome.trial.method: outcome.run_id for outcome in outcomes if outcome.status == "finished"}
     return outcomes, {method: records[methods[method]] for method in TITLES if method in methods}

@@ -75,7 +75,7 @@ def _studies(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from persafl_lit.theory.bounds import OPTIONS
-    from persafl_lit.theory.study import Settings, report, studies, updates_of
+    from persafl_lit.theory.study import Settings, studies, study_report, updates_of
 
     png = picture(options.png)
     settings = Settings(options.tau, options.clients, options.seeds, options.local_steps, problem=options.problem)
@@ -84,12 +84,12 @@ def _studies(options: argparse.Namespace) -> int:
     with _progress(sum(updates_of(option, settings) for option in chosen), options.quiet) as tick:
         found = studies(chosen, settings, tick)
     if png is not None:
-        from persafl_lit.theory.drawing import draw
+        from persafl_lit.theory.drawing import draw_studies
 
         drawn = io.BytesIO()
-        draw(found, drawn, picture_format(png))
+        draw_studies(found, drawn, picture_format(png))
         write_file(png, lambda file: file.write(drawn.getvalue()))
-    summary = report(found, settings) | {"wall_seconds": time.monotonic() - wall_start}
+    summary = study_report(found, settings) | {"wall_seconds": time.monotonic() - wall_start}
     if options.json:
         print(json.dumps(_finite(summary), allow_nan=False))
     else:
@@ -157,9 +157,9 @@ def _print_study(console: Console, found: Study) -> None:
 
 def _advise(options: argparse.Namespace) -> int:
     from persafl_lit.config.compose import compose
-    from persafl_lit.theory.advise import advise, split
+    from persafl_lit.theory.advise import advise, split_overrides
 
-    given, overrides = split(options.overrides)
+    given, overrides = split_overrides(options.overrides)
     config = compose(overrides)
     if "L" in given:
         advice = advise(given, config)

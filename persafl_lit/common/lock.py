@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-POLL = 0.05
+LOCK_POLL = 0.05
 """Seconds of wall time between attempts to become the holder."""
 _one_thread = threading.Lock()
 _held: dict[Path, int] = {}
@@ -36,7 +36,7 @@ class Lock:
         while not self._try():
             if time.monotonic() >= give_up_at:
                 return False
-            time.sleep(min(POLL, wait_seconds))
+            time.sleep(min(LOCK_POLL, wait_seconds))
         return True
 
     @contextlib.contextmanager

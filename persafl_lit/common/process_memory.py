@@ -27,7 +27,7 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def collector_at_rest() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """For imports: Python's garbage collector would look through hundreds of thousands of new objects again and again,
     and nearly all stay.
 

@@ -15,9 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from persafl_lit.report.record import NEVER_CHANGED
 from persafl_lit.sweep.forecast import Forecast, makespan
-from persafl_lit.sweep.results import UNCHANGED, Outcome
-from persafl_lit.sweep.run_trial import Message
+from persafl_lit.sweep.results import Outcome
+from persafl_lit.sweep.run_trial import TrialMessage
 from persafl_lit.sweep.trials import Trial
 
 MOST_LINES = 8
@@ -44,7 +45,7 @@ class Running:
         return self.share - self.resumed_at
 
 
-class Board:
+class Dashboard:
     """Trials done, under way with their progress, failed, and the time left."""
 
     def __init__(
@@ -70,7 +71,7 @@ class Board:
         self._quiet = quiet
         self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=2, transient=True)
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> Dashboard:
         if self._console.is_terminal and not self._quiet:
             self._live.start()
         return self
@@ -90,7 +91,7 @@ class Board:
     def starts(self, trial: Trial) -> None:
         self.running[trial.hash] = Running(trial, self._clock())
 
-    def goes_on(self, trial: Trial, message: Message) -> None:
+    def goes_on(self, trial: Trial, message: TrialMessage) -> None:
         running = self.running[trial.hash]
         first = not running.total
         running.updates, running.total = message["updates"], message["total"]
@@ -130,7 +131,7 @@ class Board:
                 if accuracy is not None
                 else outcome.status
             )
-            what = what if outcome.counts or outcome.status != "finished" else f"no result: {UNCHANGED}"
+            what = what if outcome.counts or outcome.status != "finished" else f"no result: {NEVER_CHANGED}"
             self.say(
                 f"{sum(self.counts.values())}/{self.total} {outcome.trial.name}: {what}{self._left(', about {} left')}",
                 failure=outcome.status == "failed",

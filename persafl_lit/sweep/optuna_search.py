@@ -21,15 +21,15 @@ from persafl_lit.common.logs import quieted
 from persafl_lit.errors import ConfigError
 from persafl_lit.sweep.plan import Block, Choice, Plan, Range
 from persafl_lit.sweep.results import Outcome
-from persafl_lit.sweep.run_trial import Message
-from persafl_lit.sweep.trials import Setting, Trial, make_trial, rounded
+from persafl_lit.sweep.run_trial import TrialMessage
+from persafl_lit.sweep.trials import Trial, Varied, make_trial, rounded
 
 STATES = optuna.trial.TrialState
 BEFORE_PRUNING = 4
 """Trials that run to their end before any is given up."""
 
 
-class Study:
+class BlockSearch:
     """One block's search."""
 
     def __init__(self, plan: Plan, block: Block, storage: Any) -> None:
@@ -86,8 +86,8 @@ class Adaptive:
         self._plan = plan
         with quieted({"optuna": logging.ERROR}):
             storage = optuna.storages.RDBStorage(f"sqlite:///{folder.absolute()}/optuna.db")
-            self._studies = [Study(plan, block, storage) for block in plan.blocks]
-        self._under_way: dict[str, list[tuple[Study, optuna.trial.Trial]]] = {}
+            self._studies = [BlockSearch(plan, block, storage) for block in plan.blocks]
+        self._under_way: dict[str, list[tuple[BlockSearch, optuna.trial.Trial]]] = {}
         self._ended = [(study, found) for study in self._studies for found in study.ended()]
         self._steps: Counter[str] = Counter()
 
@@ -113,7 +113,7 @@ class Adaptive:
                 return trial
         return None
 
-    def prunes(self, trial: Trial, message: Message) -> bool:
+    def prunes(self, trial: Trial, message: TrialMessage) -> bool:
         metric = self._plan.select.metric
         value = message["point"].get(metric)
         if (
@@ -146,7 +146,7 @@ def _suggest(proposed: optuna.trial.Trial, key: str, choice: Choice) -> Any:
     ]  # any value may be listed, not only Optuna's types
 
 
-def _setting(block: Block, params: Mapping[str, Any]) -> Setting:
+def _setting(block: Block, params: Mapping[str, Any]) -> Varied:
     """A setting again from what Optuna keeps of it."""
     return {
         key: choice[params[key]]
@@ -158,7 +158,7 @@ def _setting(block: Block, params: Mapping[str, Any]) -> Setting:
     }
 
 
-def _end(block: Block, which: int) -> Setting:
+def _end(block: Block, which: int) -> Varied:
     return {
         key: (choice.low, choice.high)[which] if isinstance(choice, Range) else choice[which]
         for key, choice in block.varied.items()

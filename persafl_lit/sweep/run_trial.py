@@ -31,7 +31,7 @@ EVERY = 0.5
 ORPHANS = 30.0
 """Seconds of wall time in which the process of a launcher that died is gone, too."""
 
-Message = dict[str, Any]
+TrialMessage = dict[str, Any]
 
 
 class Order(TypedDict):
@@ -50,7 +50,7 @@ class Order(TypedDict):
 class Reporter:
     """A callback that passes a trial's progress on."""
 
-    def __init__(self, tell: Callable[[Message], None]) -> None:
+    def __init__(self, tell: Callable[[TrialMessage], None]) -> None:
         self._tell = tell
         self._told_at = 0.0
         self._total = 0
@@ -86,7 +86,7 @@ def forget(checkpoint: Path) -> None:
             lock.release()
 
 
-def perform(order: Order, tell: Callable[[Message], None], should_stop: Callable[[], bool]) -> Message:
+def run_trial(order: Order, tell: Callable[[TrialMessage], None], should_stop: Callable[[], bool]) -> TrialMessage:
     """Exactly one of: summary, stopped, failed (by nature: it would fail again) or accident (worth another attempt)."""
     from persafl_lit.api import run
     from persafl_lit.config.compose import compose
@@ -94,7 +94,7 @@ def perform(order: Order, tell: Callable[[Message], None], should_stop: Callable
 
     config = compose(order["config"] | {"tracking.uri": order["uri"]})
 
-    def attempt(resume: bool) -> Message:
+    def attempt(resume: bool) -> TrialMessage:
         result = run(
             config,
             resume=resume,

@@ -15,8 +15,8 @@ import threading
 
 from persafl_lit.common.logs import LogSettings
 from persafl_lit.common.plugins import really_exit
-from persafl_lit.common.process_memory import collector_at_rest, keep_freed_memory
-from persafl_lit.sweep.run_trial import Message, perform
+from persafl_lit.common.process_memory import gc_paused, keep_freed_memory
+from persafl_lit.sweep.run_trial import TrialMessage, run_trial
 
 
 def main() -> None:
@@ -25,18 +25,18 @@ def main() -> None:
     keep_freed_memory()
     voice = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what others print must not mix with our lines
-    orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    orders: queue.SimpleQueue[TrialMessage] = queue.SimpleQueue()
     stopping: set[str] = set()
     threading.Thread(target=_listen, args=(orders, stopping), daemon=True).start()
 
-    def tell(message: Message) -> None:
+    def tell(message: TrialMessage) -> None:
         try:
             voice.write(json.dumps(message) + "\n")
             voice.flush()
         except BrokenPipeError:
             really_exit(1)
 
-    with collector_at_rest():
+    with gc_paused():
         import persafl_lit.api  # noqa: F401  (takes seconds: while the launcher prepares)
         from persafl_lit.tracking.store import load_sqlite
 
@@ -46,11 +46,11 @@ def main() -> None:
     while True:
         order = orders.get()
         LogSettings(*order["log"]).apply()
-        tell(perform(order, tell, lambda trial=order["trial"]: trial in stopping))  # type: ignore[arg-type,misc]
+        tell(run_trial(order, tell, lambda trial=order["trial"]: trial in stopping))  # type: ignore[arg-type,misc]
         stopping.clear()
 
 
-def _listen(orders: queue.SimpleQueue[Message], stopping: set[str]) -> None:
+def _listen(orders: queue.SimpleQueue[TrialMessage], stopping: set[str]) -> None:
     for line in sys.stdin:
         message = json.loads(line)
         if "stop" in message:  # it names its trial, which may be over by now

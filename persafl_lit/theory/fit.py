@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import t as student
 
-from persafl_lit.theory.problems import Floats
+from persafl_lit.timeline.timeline import Floats
 
-CONFIDENCE = 0.95
+FIT_CONFIDENCE = 0.95
 
 
 class Estimate(NamedTuple):
@@ -25,7 +25,7 @@ def mean(samples: Floats) -> Estimate:
     """Of one number per seed, by Student's t."""
     value, count = float(samples.mean()), len(samples)
     half = (
-        float(student.ppf((1 + CONFIDENCE) / 2, count - 1) * samples.std(ddof=1) / np.sqrt(count))
+        float(student.ppf((1 + FIT_CONFIDENCE) / 2, count - 1) * samples.std(ddof=1) / np.sqrt(count))
         if count > 1
         else float("nan")
     )
@@ -38,7 +38,7 @@ def jackknife(statistic: Callable[[Floats], float], samples: Floats) -> Estimate
     value = statistic(samples)
     without = np.array([statistic(np.delete(samples, seed, axis=0)) for seed in range(count)])
     half = float(
-        student.ppf((1 + CONFIDENCE) / 2, count - 1)
+        student.ppf((1 + FIT_CONFIDENCE) / 2, count - 1)
         * np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())
     )
     return Estimate(float(value), float(value) - half, float(value) + half)

@@ -14,17 +14,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import root
 from scipy.special import expit, ndtr
 
 from persafl_lit.common.seeding import rng
 from persafl_lit.theory.bounds import Option
 from persafl_lit.theory.constants import Constants
+from persafl_lit.timeline.timeline import Floats, Ints
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-ROOM = 1.5
+BALL_ROOM = 1.5
 """Radius of the ball, relative to the farthest of the first model and the clients' optima."""
 
 
@@ -154,7 +152,7 @@ def largest_norm(matrices: Floats) -> float:
 
 
 @dataclass(frozen=True)
-class Quadratics(Problem):
+class QuadraticProblem(Problem):
     """f_i(w) = 1/2 (w - a_i)^T H_i (w - a_i), gradients with N(0, sigma_g^2 / (d b) I) on top: `data=quadratic` of the
     engine."""
 
@@ -180,7 +178,7 @@ class Quadratics(Problem):
 
     @cached_property
     def radius(self) -> float:
-        return ROOM * float(np.linalg.norm(np.concatenate([self.a, self.w0[None]]) - self.centre, axis=1).max())
+        return BALL_ROOM * float(np.linalg.norm(np.concatenate([self.a, self.w0[None]]) - self.centre, axis=1).max())
 
     @cached_property
     def constants(self) -> Constants:
@@ -278,7 +276,7 @@ def random_quadratics(
     sigma_g: float = 1.0,
     b: int = 1,
     start: float = 2.0,
-) -> Quadratics:
+) -> QuadraticProblem:
     """As `data=quadratic` generates them, scaled so that the largest curvature is L.
 
     Eigenvalues of H_i are log-uniform on [1, condition] and a_i ~ N(0, I) before everything is divided; w0 lies at
@@ -290,7 +288,7 @@ def random_quadratics(
     H = (bases * eigenvalues[:, None, :]) @ bases.swapaxes(1, 2)
     H *= L / np.linalg.norm(H, 2, axis=(1, 2)).max()
     H = (H + H.swapaxes(1, 2)) / 2
-    return Quadratics(H, stream.normal(size=(clients, dimension)), np.full(dimension, start), L * sigma_g, b)
+    return QuadraticProblem(H, stream.normal(size=(clients, dimension)), np.full(dimension, start), L * sigma_g, b)
 
 
 # -- corners ----------------------------------------------------------------------------------------------------------
@@ -441,7 +439,7 @@ def _normal(x: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class Logistic(Problem):
+class LogisticProblem(Problem):
     """f_i(w) = 1/m sum_j log(1 + exp(-y_ij <x_ij, w>)) + ridge/2 |w|^2; a batch is b samples drawn with replacement.
 
     With z_ij = y_ij x_ij the label is part of the sample, so only z (n, m, d) is kept.
@@ -462,7 +460,7 @@ class Logistic(Problem):
 
     @cached_property
     def radius(self) -> float:
-        return ROOM * max(float(np.linalg.norm(self.w0)), float(np.linalg.norm(self.optima, axis=1).max()))
+        return BALL_ROOM * max(float(np.linalg.norm(self.w0)), float(np.linalg.norm(self.optima, axis=1).max()))
 
     @cached_property
     def optima(self) -> Floats:
@@ -533,7 +531,7 @@ class Logistic(Problem):
 
 def random_logistic(
     clients: int, dimension: int, L: float, seed: int = 0, *, samples: int = 20, ridge: float = 0.2, b: int = 1
-) -> Logistic:
+) -> LogisticProblem:
     """Every client has its own separating direction; samples and ridge are scaled so that the smoothness is L, of which
     the ridge is a share."""
     stream = rng(seed, "theory logistic")
@@ -543,4 +541,4 @@ def random_logistic(
     z = x * np.where(flips, 1.0, -1.0)[..., None]
     gram = largest_norm(np.einsum("nmi,nmj->nij", z, z) / samples) / 4
     z = z * np.sqrt((1 - ridge) * L / gram)
-    return Logistic(z, ridge * L, np.full(dimension, -2.0 / np.sqrt(L)), b)
+    return LogisticProblem(z, ridge * L, np.full(dimension, -2.0 / np.sqrt(L)), b)

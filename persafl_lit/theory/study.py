@@ -21,10 +21,11 @@ from persafl_lit.errors import ConfigError
 from persafl_lit.theory import fit
 from persafl_lit.theory.bounds import METHODS, OPTIONS, THEOREMS, Option, Theorem
 from persafl_lit.theory.fit import Estimate
-from persafl_lit.theory.problems import Corners, Floats, Problem, Quadratics, random_logistic, random_quadratics
-from persafl_lit.theory.simulation import GivenTimeline, Measured, Run, simulate
+from persafl_lit.theory.problems import Corners, Problem, QuadraticProblem, random_logistic, random_quadratics
+from persafl_lit.theory.simulation import GivenTimeline, Run, Simulated, simulate
 from persafl_lit.timeline.delays import Exponential
 from persafl_lit.timeline.schedules import Asynchronous, Setting
+from persafl_lit.timeline.timeline import Floats
 
 Tick = Callable[[str, int], object]
 """Told what is being simulated and how many server updates it has just done."""
@@ -33,7 +34,7 @@ RELAXATION: dict[Option, float] = {"a": 8.0, "b": 16.0, "c": 8.0}
 """sqrt(L T) at the smallest T: how many times the slowest directions forget where they started, about."""
 MULTIPLES = (1, 2, 4, 8)
 """T, as multiples of the smallest one."""
-ROOM = 64
+MAML_START = 64
 """Theorem MAML asks so little of T (64 L_b, whatever tau is) that eta would be near its limit; its study begins at so
 many times that."""
 ADAPTATION, ENVELOPE, TOLERANCE = 0.25, 10.0, 1e-3
@@ -161,7 +162,7 @@ def set_up(option: Option, settings: Settings) -> tuple[Problem, Theorem, dict[s
     start exp(-sqrt(L T)) times, so L = RELAXATION / sqrt(k) makes the smallest admissible T just long enough.
     """
     Q, tau = settings.Q, settings.tau
-    k = {"a": 160 * (Q + 7) * (tau + 1) ** 3, "b": ROOM * 64, "c": 288 * (Q + 7) * (tau + 1) ** 3}[option]
+    k = {"a": 160 * (Q + 7) * (tau + 1) ** 3, "b": MAML_START * 64, "c": 288 * (Q + 7) * (tau + 1) ** 3}[option]
     grown = {"a": 1.0, "b": (1 + ADAPTATION) ** 2, "c": ENVELOPE / (ENVELOPE - 1)}[option]
     L = RELAXATION[option] / math.sqrt(k) / grown
     make = random_quadratics if settings.problem == "quadratic" else random_logistic
@@ -183,7 +184,7 @@ def set_up(option: Option, settings: Settings) -> tuple[Problem, Theorem, dict[s
 
 def times(theorem: Theorem, option: Option) -> list[int]:
     """The smallest T that the theorem admits (for Option B `ROOM` times that) and multiples of it."""
-    least = math.ceil(theorem.least_updates * (ROOM if option == "b" else 1))
+    least = math.ceil(theorem.least_updates * (MAML_START if option == "b" else 1))
     return [max(least, 1) * multiple for multiple in MULTIPLES]
 
 
@@ -455,7 +456,7 @@ def recovers_fedasync(found: Study, settings: Settings, tick: Tick) -> None:
     eta = Theorem("a", problem.constants, settings.Q, tau).eta(LIMIT_T)
     plain = simulate(problem, "a", [Run(seed, LIMIT_T, tau, eta) for seed in seeds], settings.Q)
 
-    def distance(measured: Measured) -> Floats:
+    def distance(measured: Simulated) -> Floats:
         return np.asarray(np.linalg.norm(measured.w - plain.w, axis=1))
 
     def ticked(updates: int) -> object:
@@ -508,7 +509,7 @@ def uneven_schedule(found: Study, settings: Settings, tick: Tick) -> None:
         return
     tau, L, seeds = max(settings.tau, 1), UNEVEN_L, range(UNEVEN_SEEDS)
     wants = np.where(np.arange(n) < n // 2, 1.0, -1.0)[:, None]
-    problem = Quadratics(np.full((n, 1, 1), L), wants, wants.mean(0), sigma_g=0.3 * L)
+    problem = QuadraticProblem(np.full((n, 1, 1), L), wants, wants.mean(0), sigma_g=0.3 * L)
     theorem = Theorem("a", problem.constants, settings.Q, tau)
     Ts = [UNEVEN_T // 8, UNEVEN_T // 4, UNEVEN_T // 2, UNEVEN_T]
     delays = Exponential(download=DOWNLOADS)
@@ -587,7 +588,7 @@ def _study_and_tell(option: Option, settings: Settings) -> Study:
     return study(option, settings, lambda what, updates: _told.put((what, updates)))
 
 
-def report(studies: Iterable[Study], settings: Settings) -> dict[str, Any]:
+def study_report(studies: Iterable[Study], settings: Settings) -> dict[str, Any]:
     """The object that `persafl theory --json` prints."""
     found = list(studies)
     return {
@@ -599,4 +600,4 @@ def report(studies: Iterable[Study], settings: Settings) -> dict[str, Any]:
     }
 
 
-__all__ = ["OPTIONS", "Check", "Settings", "Study", "report", "studies", "study", "updates_of"]
+__all__ = ["OPTIONS", "Check", "Settings", "Study", "studies", "study", "study_report", "updates_of"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-Message = dict[str, Any]
+TrackingMessage = dict[str, Any]
 """One thing to tell MLflow, as plain values: metrics, tags, a text, a table, a file or the status (see
 `Store.send`)."""
 

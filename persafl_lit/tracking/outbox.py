@@ -15,7 +15,7 @@ from typing import Any
 from persafl_lit.common.atomic_file import write_text_atomically
 from persafl_lit.errors import first_line
 from persafl_lit.tracking.location import STORE
-from persafl_lit.tracking.messages import Message
+from persafl_lit.tracking.messages import TrackingMessage
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ def _folder() -> Path:
     return STORE / "unsent"
 
 
-def keep(uri: str, run_id: str, messages: Sequence[Message]) -> Path:
+def keep(uri: str, run_id: str, messages: Sequence[TrackingMessage]) -> Path:
     """Write down what could not be sent, and the files that it names, beside what was kept of the run before."""
     folder = _folder() / run_id
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def keep(uri: str, run_id: str, messages: Sequence[Message]) -> Path:
     return file
 
 
-def _with_copy(message: Message, place: Path) -> Message:
+def _with_copy(message: TrackingMessage, place: Path) -> TrackingMessage:
     if "path" not in message:
         return message
     copy = place / Path(message["path"]).name
@@ -89,7 +89,7 @@ def sync(uri: str | None = None) -> int:
     return len(done)
 
 
-def _send(store: Any, run_id: str, message: Message) -> None:
+def _send(store: Any, run_id: str, message: TrackingMessage) -> None:
     """Sending twice is harmless; what the store will never take is said and dropped."""
     try:
         store.send(run_id, message)

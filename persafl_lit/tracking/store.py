@@ -22,7 +22,7 @@ from persafl_lit.errors import ConfigError, TrackingError, first_line
 from persafl_lit.report.record import Record
 from persafl_lit.timeline import from_csv
 from persafl_lit.tracking.location import SQLITE
-from persafl_lit.tracking.messages import PLANNED, PRUNED, SELECT, Message
+from persafl_lit.tracking.messages import PLANNED, PRUNED, SELECT, TrackingMessage
 from persafl_lit.tracking.mlflow_view import experiment_tags
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Store:
             raise
         return True
 
-    def send(self, run_id: str, message: Message) -> None:
+    def send(self, run_id: str, message: TrackingMessage) -> None:
         """Tell MLflow one thing; telling it twice changes nothing."""
         entities = load_mlflow().entities
         match message:
@@ -304,11 +304,6 @@ def open_store(uri: str) -> Store:
         return Store(uri)
     except Exception as error:  # drivers and servers raise their own types
         raise TrackingError(f"cannot reach the tracking store {uri}: {first_line(error)}") from error
-
-
-def prepare(uri: str, experiment: str) -> None:
-    """Make the store and the experiment before several processes use them."""
-    open_store(uri).experiment(experiment)
 
 
 def save_model(model: Any, example: Any, folder: Path) -> bool:

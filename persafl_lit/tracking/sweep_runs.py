@@ -15,7 +15,7 @@ from persafl_lit import __version__
 from persafl_lit.errors import TrackingError, first_line
 from persafl_lit.tracking.environment import git_commit
 from persafl_lit.tracking.location import SQLITE
-from persafl_lit.tracking.messages import IMPORTED, PRUNED, SELECT, Message, timestamp
+from persafl_lit.tracking.messages import IMPORTED, PRUNED, SELECT, TrackingMessage, timestamp
 from persafl_lit.tracking.mlflow_view import experiment_tags
 from persafl_lit.tracking.outbox import keep
 from persafl_lit.tracking.store import Store, open_store
@@ -64,7 +64,7 @@ def ended_trials(uri: str, name: str) -> Ended:
     return Ended(summaries, {trial: error for trial, error in errors.items() if trial not in summaries})
 
 
-class Family:
+class SweepRuns:
     """The parent is known by the sweep's name, a child by the hash of its config: begun again, a sweep finds both."""
 
     def __init__(self, store: Store, experiment: str, name: str, varied: Sequence[Sequence[str]], select: str) -> None:
@@ -173,7 +173,7 @@ class Family:
         """Of the sweep as a whole."""
         self._send(self.parent, message)
 
-    def _send(self, run_id: str, *messages: Message) -> None:
+    def _send(self, run_id: str, *messages: TrackingMessage) -> None:
         """What a store that is away does not take is kept and sent later."""
         try:
             for message in messages:

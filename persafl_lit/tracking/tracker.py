@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persafl_lit import __version__
-from persafl_lit.common.process_memory import collector_at_rest
+from persafl_lit.common.process_memory import gc_paused
 from persafl_lit.errors import Interrupted, TrackingError, first_line
 from persafl_lit.tracking.artifacts import log_result
 from persafl_lit.tracking.environment import environment, git_commit
 from persafl_lit.tracking.location import SQLITE, store_uri
-from persafl_lit.tracking.messages import Message, timestamp
+from persafl_lit.tracking.messages import TrackingMessage, timestamp
 from persafl_lit.tracking.outbox import keep, sync, waiting
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Tracker:
         _check_folder(self.uri)
         self._config = config
         self._tags = tags or {}
-        self._messages: deque[Message] = deque()
+        self._messages: deque[TrackingMessage] = deque()
         self._changed = threading.Condition()
         self._opened = threading.Event()
         self._failure: TrackingError | None = None
@@ -272,7 +272,7 @@ class Tracker:
                 self._pause(1.0)
 
     def _open(self) -> Store:
-        with collector_at_rest():
+        with gc_paused():
             from persafl_lit.tracking.store import Store, load_mlflow, load_sqlite
 
             load_mlflow()
@@ -291,7 +291,7 @@ class Tracker:
         )  # of an interrupted run, too: it may have been killed before they were sent
         return store
 
-    def _next(self, most: int) -> list[Message]:
+    def _next(self, most: int) -> list[TrackingMessage]:
         """The oldest message, with up to `most` in all if they are metrics; none when the run is over and all is
         sent."""
         with self._changed:
@@ -342,7 +342,7 @@ def new_run(store: Store, config: Config, name: str, tags: dict[str, str]) -> st
     return store.create(config.tracking.experiment, name, known)
 
 
-def _as_one(messages: list[Message]) -> Message:
+def _as_one(messages: list[TrackingMessage]) -> TrackingMessage:
     """Metrics that have piled up make one request."""
     return (
         messages[0] if len(messages) == 1 else {"metrics": [row for message in messages for row in message["metrics"]]}

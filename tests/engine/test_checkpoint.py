@@ -22,7 +22,7 @@ from persafl_lit.common.sealed_file import MARK
 from persafl_lit.engine.checkpoint import FORMAT, Checkpoint
 from persafl_lit.engine.experiment import Interrupted
 from persafl_lit.errors import CheckpointError, DivergenceError, UnwritableError
-from persafl_lit.sweep.run_trial import Order, forget, perform
+from persafl_lit.sweep.run_trial import Order, forget, run_trial
 from persafl_lit.tracking import store_uri
 from tests.support.runs import BASE, interrupted, run_for
 
@@ -306,7 +306,7 @@ def test_a_disk_that_is_full_costs_a_trial_none_of_its_checkpoints(tmp_path, mon
 
     monkeypatch.setattr(Checkpoint, "save", full)
     order = Order(trial="x", config=config.values, run_id=None, uri=store_uri(None), folder=str(tmp_path))
-    assert perform(order, lambda message: None, lambda: False) == {
+    assert run_trial(order, lambda message: None, lambda: False) == {
         "accident": "UnwritableError: cannot write the checkpoint: No space left on device"
     }
     assert sorted(path.name for path in config.checkpoint_path.parent.glob("*.pt")) == before

@@ -20,7 +20,7 @@ from persafl_lit.theory import constants, fit, study
 from persafl_lit.theory.advise import warnings
 from persafl_lit.theory.bounds import OPTIONS, Theorem
 from persafl_lit.theory.constants import Constants
-from persafl_lit.theory.problems import Corners, Logistic, Quadratics, random_logistic, random_quadratics
+from persafl_lit.theory.problems import Corners, LogisticProblem, QuadraticProblem, random_logistic, random_quadratics
 from persafl_lit.theory.simulation import SLOTS, FastDraws, LocalSteps, Run, simulate
 from persafl_lit.timeline import DELAYS, SCHEDULES, Setting
 
@@ -130,7 +130,7 @@ def test_rows_do_not_know_of_each_other():
 
 def test_one_noiseless_client_is_gradient_descent():
     """w^t = (1 - eta L)^t w^0, so the average of |grad f|^2 is a geometric series."""
-    problem = Quadratics(np.full((1, 1, 1), 2.0), np.zeros((1, 1)), np.ones(1))
+    problem = QuadraticProblem(np.full((1, 1, 1), 2.0), np.zeros((1, 1)), np.ones(1))
     eta, T = 0.1, 400
     measured = simulate(problem, "a", [Run(0, T, 0, eta)])
     factor = (1 - 2 * eta) ** 2
@@ -188,7 +188,7 @@ def test_personalised_costs_are_as_smooth_as_the_lemmas_say(problem, seed):
 
 def test_the_smoothness_of_the_envelope_is_attained_where_curvature_is_most_negative():
     """F^(c) of -L/2 w^2 has the curvature -lam L / (lam - L)."""
-    problem = Quadratics(np.full((1, 1, 1), -1.0), np.zeros((1, 1)), np.zeros(1))
+    problem = QuadraticProblem(np.full((1, 1, 1), -1.0), np.zeros((1, 1)), np.zeros(1))
     slopes = problem.cost_gradients("c", np.array([[0.0], [1.0]]), lam=3.0)
     assert abs(slopes[1] - slopes[0]).item() == pytest.approx(constants.moreau(Constants(L=1.0), 3.0).L)
 
@@ -276,7 +276,7 @@ def test_the_bias_of_the_maml_estimator_grows_as_alpha_where_corners_are_sharp_a
 def test_inner_iterations_follow_the_condition_number_times_the_logarithm_of_the_tolerance(share):
     """Also where the cost is concave, which is the slowest case: there a step shrinks grad h by exactly 1 - share (lam - L) / (lam + L)."""
     for H in (np.diag([0.2, 1.0]), np.diag([-1.0, 1.0])):
-        problem = Quadratics(H[None], np.zeros((1, 2)), np.full(2, 3.0))
+        problem = QuadraticProblem(H[None], np.zeros((1, 2)), np.full(2, 3.0))
         found = study.inner_steps(problem, 2.0, np.geomspace(1e-1, 1e-9, 9), study.Settings(seeds=2), share)
         assert all(steps <= most for steps, most in zip(found["steps"], found["most"], strict=True))
     shrinks = 1 - share * (2.0 - 1.0) / (2.0 + 1.0)
@@ -319,7 +319,7 @@ def test_the_corrected_theorems_follow_from_the_last_inequalities_of_their_proof
 
 def test_slip_theorem_me_with_the_current_model_in_place_of_the_first_is_violated():
     """As printed the first term has F(w^t) - f*. Without noise and diversity it is all there is, and it vanishes as the run converges."""
-    problem = Quadratics(np.full((2, 1, 1), 0.05), np.zeros((2, 1)), np.ones(1))
+    problem = QuadraticProblem(np.full((2, 1, 1), 0.05), np.zeros((2, 1)), np.ones(1))
     lam, nu = 10 * 0.05, 1e-9
     theorem = Theorem("c", problem.constants, tau=2, lam=lam, nu=nu)
     T = 4 * math.ceil(theorem.least_updates)
@@ -565,7 +565,7 @@ def test_unknown_objectives_have_no_theorem():
 
 def test_logistic_constants_are_global_but_for_the_gradient_bound():
     problem = random_logistic(3, 2, 0.3, b=2)
-    assert isinstance(problem, Logistic)
+    assert isinstance(problem, LogisticProblem)
     far = 50 * points(problem, 20, 0)
     slopes = problem.gradients(far)
     assert ((slopes - slopes.mean(1, keepdims=True)) ** 2).sum(-1).mean(1).max() <= problem.constants.gamma_g**2

@@ -20,16 +20,16 @@ from torch import Tensor
 from persafl_lit.common.logs import LogSettings
 from persafl_lit.common.plugins import really_exit
 from persafl_lit.common.process_memory import keep_freed_memory
-from persafl_lit.engine.executors.executor import POLL, Executor, Result, Unit, perform, unsendable
+from persafl_lit.engine.executors.executor import POLL, Executor, Unit, UnitResult, perform, unsendable
 from persafl_lit.engine.executors.transport import Place
 from persafl_lit.engine.executors.worker import ALIGNED, Work, Worker
 from persafl_lit.errors import ConfigError, WorkerError
 
 logger = logging.getLogger(__name__)
 
-DEPTH = 2
+UNITS_PER_LANE = 2
 """Units a process holds: one under way and one ready, so that it never waits for the server."""
-ATTEMPTS = 3
+UNIT_ATTEMPTS = 3
 """How often a unit may lose its process before the run gives up."""
 
 
@@ -60,8 +60,8 @@ class Processes(Executor):
         if self._context.get_start_method() == "fork":
             worker.federation.before_fork()
         room = -(-worker.room // ALIGNED) * ALIGNED
-        _check_shared_memory(lanes * DEPTH * room)
-        memories = [torch.empty((DEPTH, room), dtype=torch.uint8).share_memory_() for _ in range(lanes)]
+        _check_shared_memory(lanes * UNITS_PER_LANE * room)
+        memories = [torch.empty((UNITS_PER_LANE, room), dtype=torch.uint8).share_memory_() for _ in range(lanes)]
         self._lanes: list[Lane] = []
         for memory in memories:
             self._lanes.append(self._start(memory))
@@ -99,18 +99,18 @@ class Processes(Executor):
         return Lane(process, ours, memory, [Place(part) for part in memory])
 
     def _free(self) -> bool:
-        return min(len(lane.units) for lane in self._lanes) < DEPTH
+        return min(len(lane.units) for lane in self._lanes) < UNITS_PER_LANE
 
     def _send(self, unit: Unit) -> None:
         lane = min(self._lanes, key=lambda lane: len(lane.units))
-        place = next(place for place in range(DEPTH) if place not in lane.units)
+        place = next(place for place in range(UNITS_PER_LANE) if place not in lane.units)
         lane.units[place] = unit
         try:
             lane.pipe.send((place, lane.places[place].store(unit.message)))
         except OSError:
             self._replace(lane)
 
-    def _collect(self, wait: bool) -> Iterator[tuple[Unit, Result, float]]:
+    def _collect(self, wait: bool) -> Iterator[tuple[Unit, UnitResult, float]]:
         pipes = {lane.pipe: lane for lane in self._lanes if lane.units}
         for pipe in connection.wait(list(pipes), POLL if wait else 0):
             lane = pipes[pipe]  # type: ignore[index]
@@ -128,9 +128,9 @@ class Processes(Executor):
         code, lost = lane.process.exitcode or 0, list(lane.units.values())
         cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         for unit in lost:
-            if unit.attempts + 1 >= ATTEMPTS:
+            if unit.attempts + 1 >= UNIT_ATTEMPTS:
                 raise WorkerError(
-                    f"client {unit.message.client} ended {ATTEMPTS} worker processes ({cause}); is there "
+                    f"client {unit.message.client} ended {UNIT_ATTEMPTS} worker processes ({cause}); is there "
                     "enough memory? "
                     "Fewer workers need less, and executor=serial shows where it happens"
                 )
