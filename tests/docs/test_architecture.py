@@ -47,3 +47,16 @@ def test_the_import_graph_is_the_one_that_the_script_draws():
     assert drawn >= {
         path.name.removesuffix(".py") for path in PACKAGE.iterdir() if path.name not in ("py.typed", "__pycache__")
     }
+
+
+def test_the_files_and_tables_that_contributing_names_are_there():
+    text = (DOCS.parent / "CONTRIBUTING.md").read_text()
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 12
+    for _, part, file, table, laws, _ in rows:
+        for path in re.findall(r"`((?:\w+/)+(?:\w+\.py|\w+\.yaml))`", file + table + laws):
+            kind = path.replace("NAME.py", "").replace("NAME.yaml", "")
+            assert (PACKAGE / kind).exists() or (DOCS.parent / kind).exists(), f"{part}: {path}"
+        for name in re.findall(r"`([A-Z]{3,})`", table):
+            (where,) = re.findall(r"in `([\w/]+\.py)`", table) or re.findall(r"`([\w/]+\.py)`", file)
+            assert re.search(rf"^{name}\b", (PACKAGE / where).read_text(), flags=re.MULTILINE), f"{part}: {name}"
