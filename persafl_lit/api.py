@@ -120,9 +120,9 @@ def run(
         else:
             backbone = build_backbone(config.build("model"), federation, config.seed, config.allow_code)
         tracker = _tracker(config, run_id, tags, should_stop)
-        told = [*callbacks, *config.listed("callbacks"), *([tracker] if tracker else [])]
+        listeners = [*callbacks, *config.listed("callbacks"), *([tracker] if tracker else [])]
         fabric = make_fabric(
-            config.accelerator, config.devices, config.precision, told, [*loggers, *config.listed("loggers")]
+            config.accelerator, config.devices, config.precision, listeners, [*loggers, *config.listed("loggers")]
         )
         worker = Worker(work_of(config, federation, _copied(backbone), metrics or {}), fabric)
         evaluated = evaluated_clients(federation, config.eval.clients, config.seed)
@@ -176,7 +176,7 @@ def run(
                 )
                 logger.info("resuming %s", where)
             experiment.begin()  # the workers train while MLflow is imported
-            with _told(experiment):
+            with _reported_end(experiment):
                 experiment.run()
                 if tracker:
                     tracker.wait_until_open(experiment)
@@ -205,9 +205,8 @@ def run(
 
 
 @contextlib.contextmanager
-def _told(experiment: Experiment) -> Iterator[None]:
-    """However the run ends, callbacks and loggers are told. What fails in a callback of the user's costs nothing: the
-    state is kept."""
+def _reported_end(experiment: Experiment) -> Iterator[None]:
+    """Callbacks and loggers learn how the run ends. If a callback of the user's fails, a checkpoint is kept."""
     try:
         yield
         experiment.listeners.finalize("success")

@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         help="trials at a time (default: one per core, or what the cluster has room for)",
     )
     sweep_command.add_argument(
-        "--retry-failed", action="store_true", help="also try again what failed by nature, such as diverged trials"
+        "--retry-failed", action="store_true", help="also try again trials that would fail again, such as diverged ones"
     )
     sweep_command.add_argument(
         "--finished",

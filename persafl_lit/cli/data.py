@@ -115,7 +115,7 @@ def _prepare(name: str, root: str, quiet: bool) -> str:
             raise KeyboardInterrupt
         status.update(f"{name}: {size / 1e6:.0f} MB")
 
-    # A signal is heeded at the next tick, not at once: the client is ended and the temporary folder removed without
+    # A signal takes effect at the next tick, not at once: the client is ended and the temporary folder removed without
     # disturbance.
     with console.status(f"{name}: looking in {root}") as status, _on_signals(ask):
         try:

@@ -60,7 +60,7 @@ def _plan(overrides: Sequence[str]) -> Plan:
 
 
 def _run(plan: Plan, quiet: bool) -> tuple[list[Outcome], dict[str, Record]]:
-    """What came of the trials, and the records of those that finished, by method."""
+    """The outcomes of the trials, and the records of those that finished, by method."""
     with stop_on_signals("trials under way write checkpoints first") as stop:
         from persafl_lit.sweep.local_launcher import LocalLauncher
         from persafl_lit.sweep.scheduler import run_sweep, sweep_folder

@@ -108,7 +108,7 @@ def _dry_run(plan: Plan, lanes: int, finished: Mapping[str, Exported], retry_fai
     if adaptive:
         print(
             f"{plan.name}: {adaptive.trials} trials in each of {len(plan.blocks)} blocks, each proposed from "
-            "what came of those before it"
+            "the results of those before it"
         )
     trials = first_trials(plan)  # of an adaptive search, as many by chance: enough to time it
     from persafl_lit.sweep.scheduler import fails_again
@@ -173,7 +173,7 @@ def _second_stage(
     return on_other_seeds(plan, [best.trial for best in choose(outcomes, plan.select)])
 
 
-# -- what came of it --------------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 def _print(plan: Plan, outcomes: Sequence[Outcome]) -> None:

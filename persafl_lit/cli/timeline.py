@@ -63,7 +63,7 @@ def _buffer(config: Config, clients: int, timeline: Any) -> int:
 
 
 def _draw(config: Config, clients: int, timeline: Any, buffer: int, png: Path) -> None:
-    """Synchronous beside asynchronous, with the same delays; a drawn or replayed timeline stands alone."""
+    """Synchronous beside asynchronous, with the same delays; a drawn or replayed timeline alone."""
     from persafl_lit.timeline.drawing import draw_timelines
 
     name = config.schedule["name"]

@@ -60,7 +60,7 @@ class Lock:
     def release(self) -> None:
         if _held.get(self.path) == os.getpid() and self._file >= 0:
             with contextlib.suppress(OSError):
-                self.path.unlink()  # before the lock is given up: nobody else can hold this file yet
+                self.path.unlink()  # before the lock is released: no other process can hold this file yet
             fcntl.lockf(self._file, fcntl.LOCK_UN)
             os.close(self._file)
             self._file = -1

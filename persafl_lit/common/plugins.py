@@ -196,7 +196,7 @@ def _exit(status: int) -> NoReturn:
 def exits_refused() -> Iterator[None]:
     """In here, in this thread, `os._exit` raises SystemExit: code of the user's cannot end a run as if all were
     well."""
-    os._exit = _exit  # for good: elsewhere it exits
+    os._exit = _exit  # never restored: outside these blocks it exits as usual
     who = os.getpid(), threading.get_ident()
     _refusing[who] += 1
     try:

@@ -35,7 +35,7 @@ class Sources:
     """
 
     def __init__(self, datasets: Sequence[Any], names: Sequence[str], collates: Sequence[Collate | None]) -> None:
-        """`names` are for errors; a `collate` makes a batch of a dataset's samples, None is torch's."""
+        """`names` are for errors; a `collate` makes a batch of a dataset's samples; if None, torch's does."""
         self._set(datasets, names, collates, datasets)
 
     def _set(

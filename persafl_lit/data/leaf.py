@@ -27,7 +27,7 @@ class Leaf(Given):
     root: str
     """Folder of train/ and test/, such as leaf/data/femnist/data."""
     shape: tuple[int, ...] = (1, 28, 28)
-    """Of a sample, whose numbers stand in one list; [] leaves them so. Text is a list of characters' ids."""
+    """Of a sample, whose numbers are one list in the file; [] leaves them so. Text is a list of characters' ids."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -111,7 +111,7 @@ def by_classes(labels: np.ndarray, clients: int, settings: Partition, seed: int)
 
 
 def dirichlet(labels: np.ndarray, clients: int, settings: Partition, seed: int) -> Parts:
-    """Class k goes to the clients in proportions p_k ~ Dirichlet(concentration); drawn anew until nobody is left
+    """Class k goes to the clients in proportions p_k ~ Dirichlet(concentration); drawn anew until no client is left
     without."""
     for attempt in range(PARTITION_ATTEMPTS):
         stream = rng(seed, "partition dirichlet", attempt)
@@ -226,7 +226,7 @@ class Shares:
         return np.array([[len(piece) for piece in pieces] for pieces in self.parts])
 
     def class_sizes(self) -> np.ndarray:
-        """Samples per class, whoever holds them."""
+        """Samples per class, over all clients."""
         return np.bincount(self.labels, minlength=self.classes)
 
     def label_counts(self) -> np.ndarray:

@@ -56,7 +56,7 @@ class Checkpoint:
             raise UnwritableError(
                 f"cannot lock {self.lock.path}: {error.strerror}; choose another checkpoint.dir"
             ) from None
-        if mine:  # whoever wrote temporary files is gone
+        if mine:  # the process that wrote temporary files has ended
             with contextlib.suppress(OSError):
                 for left in self.path.parent.glob(f"{self.path.stem}.*.tmp"):
                     left.unlink(missing_ok=True)

@@ -89,7 +89,7 @@ class Experiment:
     checkpoint_every: int = 0
     """Updates between checkpoints; 0 is never."""
     checkpoint_seconds: float | None = None
-    """Wall seconds between checkpoints; None is never."""
+    """Wall seconds between checkpoints; if None, none is written by time."""
     skip_divergence: bool = False
     """Whether an update that is not finite is left out and counted, instead of ending the run."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -254,13 +254,13 @@ class Experiment:
         try:
             self._walk()
         except (DivergenceError, ModelError):
-            self._close_points(wait=True)  # what was captured before counts, whoever has got how far with it
+            self._close_points(wait=True)  # evaluations captured before count, however far they are
             if not self.stopped:
                 raise
         self._capture_before(math.inf)
         while self.open and not self.stopped:
             self.executor.finish(self.open[0].evaluation, self.should_stop)
-            self.heed_stop()
+            self.stop_if_asked()
             self._close_points(wait=False)
         if self._stopped is not None:
             self._end_at(self._stopped)
@@ -271,16 +271,16 @@ class Experiment:
             job = self.timeline[index]
             self._capture_before(job.arrives)
             while (arrived := self.executor.result(index, self.should_stop)) is None:
-                self.heed_stop()
+                self.stop_if_asked()
             loss = self._receive(index, job, *arrived)
             self.executor.forget(index)
-            # before anybody is told: a checkpoint that is written because a callback fails must be whole
+            # before callbacks are called: a checkpoint that is written because one fails must be whole
             self._submit_readable()
             self.call("on_update", job=job, staleness=self.staleness[index], loss=loss)
             self._close_points(wait=False)
             if self.stopped:
                 return
-            self.heed_stop()
+            self.stop_if_asked()
             if self.checkpoint and self._checkpoint_is_due():
                 self.save()
 
@@ -289,7 +289,7 @@ class Experiment:
             return True
         return self.checkpoint_seconds is not None and time.monotonic() - self._saved_at >= self.checkpoint_seconds
 
-    def heed_stop(self) -> None:
+    def stop_if_asked(self) -> None:
         """If asked to, write a checkpoint and stop."""
         if not self.should_stop():
             return
@@ -346,7 +346,7 @@ class Experiment:
         return loss
 
     def _apply(self, index: int, read: Tensors, sent: Tensors, staleness: int) -> None:
-        """Let the rule take in an update; what a rule of the user's does wrong is told with its name."""
+        """Let the rule apply an update; errors of a user's rule name it."""
         state, w, rule = self.state, self.state.w, type(self.rule).__name__
         version = w._version
         try:
@@ -466,7 +466,7 @@ class Experiment:
             return
         evaluation = self._evaluate(self.state, self._rules())
         while not self.executor.finish(evaluation, self.should_stop):
-            self.heed_stop()
+            self.stop_if_asked()
         scores = self._finite_scores(evaluation, last.updates)
         self.points[-1] = replace(last, scores=scores[: self._trained()], held_out=scores[self._trained() :])
         self.listeners.log(self.points[-1], last.metrics())

@@ -61,7 +61,7 @@ class Listeners:
             ) from error
 
     def tell_error(self, about: Mapping[str, Any]) -> None:
-        """Every callback and logger, whatever another one does when it is told."""
+        """Call every callback and logger, also after one that raises."""
         words: list[Callable[[], None]] = [functools.partial(self.finalize, "failed")]
         words += [
             functools.partial(self.tell, "on_run_error", about, [callback]) for callback in self.fabric._callbacks

@@ -52,7 +52,7 @@ class ClientModule(L.LightningModule):
         self.optimizer_state: Tensors = {}
         """What the last visit's optimizer left, where clients keep that."""
         self.statistics: Collection[str] | None = None
-        """Buffers that training changes; None is all that there are."""
+        """Buffers that training changes; if None, all of them."""
         # A backbone may call self.log; a job's metrics are returned instead (one database call per step is too dear).
         backbone.log = backbone.log_dict = _ignore  # type: ignore[method-assign,assignment]
 
@@ -110,12 +110,12 @@ class ClientModule(L.LightningModule):
             restore(self._optimizer, memory)
         firsts = [self.training_step(batches, step) for step, batches in enumerate(steps[:-1])]
         measures = type(self.objective).residual is not Objective.residual
-        stood = self.w.clone() if measures else self.w
+        before = self.w.clone() if measures else self.w
         firsts.append(self.training_step(steps[-1], len(steps) - 1))
         if self._optimizer is not None:
             self.optimizer_state = state_of(self._optimizer) if self.local.keep_state else {}
             self._optimizer = self.w.grad = None
-        residual = self.objective.residual(self.f, Step(stood, read, steps[-1], given), self.gradient)
+        residual = self.objective.residual(self.f, Step(before, read, steps[-1], given), self.gradient)
         if read._version != version:
             raise ModelError(
                 f"{type(self.objective).__name__}.gradient changes step.read in place; others read it, so "

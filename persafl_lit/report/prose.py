@@ -232,7 +232,7 @@ def _level_words(task: TaskRuns) -> list[str]:
         )
         if low := too_low(task):
             start, end = untrained_and_best(curves, task.measure.sign)
-            text += f" No speed-up is told at {', '.join(f'{level:g}' for level in low)}: below halfway between"
+            text += f" No speed-up is given at {', '.join(f'{level:g}' for level in low)}: below halfway between"
             text += f" the untrained model ({start:.3f}) and the best method ({end:.3f})."
     return [text]
 

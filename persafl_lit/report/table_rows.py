@@ -103,7 +103,7 @@ def curves_of(task: TaskRuns) -> list[MeanCurve]:
 
 
 def too_low(task: TaskRuns) -> list[float]:
-    """Levels at which no speed-up is told: below halfway between the untrained model's score and the best method's."""
+    """Levels at which no speed-up is given: below halfway between the untrained model's score and the best method's."""
     curves, sign = curves_of(task), task.measure.sign
     return [level for level in levels(task) if not curves or sign * level < sign * halfway(curves, sign)]
 

@@ -1,4 +1,4 @@
-"""Trials in processes of this machine, one per core. A process that dies is replaced; its trial is told as lost."""
+"""Trials in processes of this machine, one per core. A process that dies is replaced; its trial is reported as lost."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LocalLauncher:
 
     lanes: int
     folder: Path
-    """Where the processes' own words are kept."""
+    """Where the processes' stderr is kept."""
     _processes: list[TrialProcess] = field(default_factory=list)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
@@ -73,7 +73,7 @@ class LocalLauncher:
                 message = json.loads(line)
                 worker.ready = True
                 trial = worker.order["trial"] if worker.order else ""
-                if not {"summary", "stopped", "failed", "accident"}.isdisjoint(message):
+                if not {"summary", "stopped", "failed", "transient"}.isdisjoint(message):
                     worker.order = None
                 if trial:
                     yield trial, message
@@ -128,7 +128,7 @@ class LocalLauncher:
             raise WorkerError(f"a process for trials cannot start: {''.join(last)}; see {worker.log}")
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         if worker.order is not None:
-            yield worker.order["trial"], {"accident": f"WorkerError: its process {how}; see {worker.log}"}
+            yield worker.order["trial"], {"transient": f"WorkerError: its process {how}; see {worker.log}"}
 
 
 def _output(worker: TrialProcess) -> IO[bytes]:

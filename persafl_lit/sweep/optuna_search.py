@@ -103,7 +103,7 @@ class Adaptive:
         """Those of an earlier start are the first that are handed out."""
 
     def next(self) -> Trial | None:
-        if self._ended:  # of an earlier start: the store knows what came of them
+        if self._ended:  # of an earlier start: the store has their results
             study, found = self._ended.pop()
             return make_trial(self._plan, study.block, _setting(study.block, found.params), self._plan.seeds[0])
         for study in self._studies:

@@ -119,7 +119,7 @@ class Plan:
 
     @property
     def two_stages(self) -> bool:
-        """An adaptive search has two stages by nature: it asks one question of one seed after the other."""
+        """An adaptive search always has two stages: it proposes settings on the first seed only."""
         return self.select.stages == "two" or (self.search is not None and self.search.how == "adaptive")
 
     @property
@@ -129,7 +129,7 @@ class Plan:
         return compose({"tracking.experiment": self.name, **asked}).tracking
 
     def place(self, block: Block, key: str | None = None) -> str:
-        """Where a block, or a key of it, stands in the file."""
+        """File and line of a block, or of a key of it."""
         path = ("grid", block.number) if key is None else ("grid", block.number, key)
         return f"{self.source.name}:{self.source.line(path)}"
 

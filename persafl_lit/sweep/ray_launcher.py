@@ -117,9 +117,9 @@ class RayLauncher:
             try:
                 yield trial, ray.get(call)
             except ray.exceptions.RayTaskError as error:
-                yield trial, {"accident": f"WorkerError: {type(error.cause).__name__}: {first_line(error.cause)}"}
+                yield trial, {"transient": f"WorkerError: {type(error.cause).__name__}: {first_line(error.cause)}"}
             except ray.exceptions.RayError as error:
-                yield trial, {"accident": f"WorkerError: {first_line(error)}"}
+                yield trial, {"transient": f"WorkerError: {first_line(error)}"}
 
     def stop(self, trial: str | None = None) -> None:
         ray.get(self._events.stop.remote([trial] if trial else list(self._calls.values())))

@@ -1,4 +1,4 @@
-"""What came of trials: the table of a sweep, and each method's best setting."""
+"""Results of trials: the table of a sweep, and each method's best setting."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One trial, in whatever process: go on from its checkpoint if there is one, and say what came of it in plain
-values."""
+"""Run one trial in the current process, from its checkpoint if there is one; returns plain values."""
 
 from __future__ import annotations
 
@@ -26,16 +25,16 @@ if TYPE_CHECKING:
     from persafl_lit.learning.scores import Point
 
 EVERY = 0.5
-"""Seconds of wall time between words about progress."""
+"""Seconds of wall time between progress messages."""
 
 ORPHANS = 30.0
-"""Seconds of wall time in which the process of a launcher that died is gone, too."""
+"""Seconds of wall time within which the processes of a launcher that died have ended."""
 
 TrialMessage = dict[str, Any]
 
 
 class Order(TypedDict):
-    """A trial on its way to a process."""
+    """What a process needs to run a trial."""
 
     trial: str
     config: dict[str, Any]
@@ -87,7 +86,7 @@ def forget(checkpoint: Path) -> None:
 
 
 def run_trial(order: Order, tell: Callable[[TrialMessage], None], should_stop: Callable[[], bool]) -> TrialMessage:
-    """Exactly one of: summary, stopped, failed (by nature: it would fail again) or accident (worth another attempt)."""
+    """Exactly one of: summary, stopped, failed (it would fail again) or transient (worth another attempt)."""
     from persafl_lit.api import run
     from persafl_lit.config.compose import compose
     from persafl_lit.engine.checkpoint import Checkpoint
@@ -116,10 +115,10 @@ def run_trial(order: Order, tell: Callable[[TrialMessage], None], should_stop: C
     except Interrupted:
         return {"stopped": True}
     except (WorkerError, TrackingError, TakenError, UnwritableError) as error:
-        return {"accident": f"{type(error).__name__}: {error}"}
+        return {"transient": f"{type(error).__name__}: {error}"}
     except PersaflError as error:
         return {"failed": f"{type(error).__name__}: {error}"}
     except SystemExit as error:
         return {"failed": f"ModelError: code from outside has tried to end the program: {located(error)}"}
     except Exception as error:
-        return {"accident": located(error)}
+        return {"transient": located(error)}

@@ -1,4 +1,4 @@
-"""A sweep from its plan to its table: hand out trials, hear what comes of them, and know what is done already."""
+"""Runs a sweep: hands out trials, collects their results, and skips those that the store has."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from persafl_lit.tracking.sweep_runs import SweepRuns
 logger = logging.getLogger(__name__)
 
 TRIAL_ATTEMPTS = 3
-"""How often a trial is begun, in one sweep, before its accidents count as a failure."""
+"""How often a trial is begun, in one sweep, before transient errors count as a failure."""
 STOPS_WITHIN = 60.0
 """Seconds of wall time that trials under way have to write a checkpoint."""
 TRANSIENT = ("WorkerError", "TrackingError", "TakenError", "UnwritableError")
@@ -106,7 +106,7 @@ class Listed:
 
 
 class Scheduler:
-    """Walks one sweep. The store is the memory: a trial is done when its run there is."""
+    """Runs the trials of one sweep. A trial is done when its run in the store is finished."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Scheduler:
                 self._stop(supply)
             if not self._running and not self._again:
                 return
-            self._hear(supply)
+            self._handle_events(supply)
 
     def _say_what_is_left(self, supply: Supply) -> None:
         """Of a sweep that is begun again, before its first trial."""
@@ -262,7 +262,7 @@ class Scheduler:
             )
         )
 
-    def _hear(self, supply: Supply) -> None:
+    def _handle_events(self, supply: Supply) -> None:
         for name, message in self._launcher.events(0.5):
             trial = self._running.get(name)
             if trial is None:
@@ -273,20 +273,20 @@ class Scheduler:
             elif "failed" in message:
                 self._runs.end(run_id, "FAILED", message["failed"])
                 self._record(supply, Outcome(trial, run_id, "failed", error=message["failed"]))
-            elif "accident" in message:
-                self._accident(supply, trial, run_id, message["accident"])
+            elif "transient" in message:
+                self._try_again(supply, trial, run_id, message["transient"])
             elif "stopped" in message and (trial.hash in self._given_up or self._should_stop()):
                 self._stopped(supply, trial, run_id)
             elif "stopped" in message:
-                self._accident(supply, trial, run_id, "it stopped unasked")
+                self._try_again(supply, trial, run_id, "it stopped unasked")
             elif "updates" in message:
                 self._dashboard.goes_on(trial, message)
                 if "point" in message and trial.hash not in self._given_up and supply.prunes(trial, message):
                     self._given_up.add(trial.hash)
                     self._launcher.stop(trial.hash)
 
-    def _accident(self, supply: Supply, trial: Trial, run_id: str, what: str) -> None:
-        """Another attempt goes on from the last checkpoint."""
+    def _try_again(self, supply: Supply, trial: Trial, run_id: str, what: str) -> None:
+        """After a transient error: another attempt goes on from the last checkpoint."""
         del self._running[trial.hash]
         self._dashboard.leaves(trial)
         if self._attempts[trial.hash] < TRIAL_ATTEMPTS:
@@ -316,7 +316,7 @@ class Scheduler:
         self._launcher.stop()
         give_up_at = time.monotonic() + STOPS_WITHIN
         while self._running and time.monotonic() < give_up_at:
-            self._hear(supply)
+            self._handle_events(supply)
         raise Interrupted(
             f"stopped: {len(self.outcomes)} of {self._dashboard.total} trials are done; the same command goes on"
         )
@@ -373,7 +373,7 @@ def run_sweep(
 
 
 def sweep_folder(plan: Plan) -> Path:
-    """What a sweep leaves beside the store: its table, and its processes' own words."""
+    """The folder of a sweep's table and of its processes' stderr."""
     return Path("mlruns/sweeps") / plan.name
 
 

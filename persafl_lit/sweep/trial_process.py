@@ -1,7 +1,7 @@
-"""A process that does trials for a local sweep: orders come as lines on stdin, words about them go out as lines on
+"""A process that does trials for a local sweep: orders come as lines on stdin, messages about them go out as lines on
 stdout.
 
-When stdin ends, the launcher is gone, and so is this process at once: nobody else may find its trial under way.
+When stdin ends, the launcher has died and this process ends at once: another one may take over its trial.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the launcher, which asks us to stop
         signal.signal(number, signal.SIG_IGN)
     keep_freed_memory()
-    voice = os.fdopen(os.dup(1), "w")
+    output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what others print must not mix with our lines
     orders: queue.SimpleQueue[TrialMessage] = queue.SimpleQueue()
     stopping: set[str] = set()
@@ -31,8 +31,8 @@ def main() -> None:
 
     def tell(message: TrialMessage) -> None:
         try:
-            voice.write(json.dumps(message) + "\n")
-            voice.flush()
+            output.write(json.dumps(message) + "\n")
+            output.flush()
         except BrokenPipeError:
             really_exit(1)
 

@@ -115,7 +115,7 @@ def simulate(
     draws: Draws | None = None,
     tick: Callable[[int], object] = lambda updates: None,
 ) -> Simulated:
-    """Run all rows side by side. `tick` is told how many server updates have gone by since it was last told."""
+    """Run all rows side by side. `tick` is called with the number of server updates since its last call."""
     draws = draws or FastDraws(problem.clients)
     order = np.argsort([-run.T for run in runs], kind="stable")  # rows that end early lie behind, and fall away
     rows = [runs[i] for i in order]

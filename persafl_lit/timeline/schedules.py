@@ -44,7 +44,7 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class Asynchronous(Schedule):
-    """The closed loop of Algorithm 2: read, compute, send, rest, read again; nobody waits for anybody.
+    """The closed loop of Algorithm 2: read, compute, send, rest, read again; no client waits for another.
 
     `tau` bounds the staleness in arrivals: `wait` delays reads and arrivals so that the bound holds and nothing is
     lost, `drop` discards what comes too late, `measure` (or no tau) only counts.

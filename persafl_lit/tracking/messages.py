@@ -1,4 +1,4 @@
-"""What MLflow is told: messages as plain values, the names of our tags, and simulated time as a timestamp."""
+"""Messages to MLflow as plain values, the names of our tags, and simulated time as a timestamp."""
 
 from __future__ import annotations
 

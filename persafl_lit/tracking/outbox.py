@@ -32,7 +32,7 @@ def keep(uri: str, run_id: str, messages: Sequence[TrackingMessage]) -> Path:
     try:
         kept = [_with_copy(message, _files_of(file) / str(number)) for number, message in enumerate(messages)]
         write_text_atomically(file, json.dumps({"uri": uri, "run_id": run_id, "messages": kept}))
-    except OSError:  # half of it would help nobody, and a full disk needs the room
+    except OSError:  # half of it is of no use, and a full disk needs the room
         _forget(file)
         raise
     return file

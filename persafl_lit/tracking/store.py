@@ -156,7 +156,7 @@ class Store:
 
     @staticmethod
     def refuses(error: Exception) -> bool:
-        """Whether sending again is hopeless: the store is there and says no."""
+        """Whether sending again would fail, too: the store is reachable and refuses."""
         return (
             isinstance(error, load_mlflow().MlflowException)
             and 400 <= error.get_http_status_code() < 500
@@ -165,7 +165,7 @@ class Store:
 
     @staticmethod
     def is_locked(error: Exception) -> bool:
-        """Whether another process is keeping the database to itself, which it will not do for ever."""
+        """Whether another process has locked the database; worth waiting for."""
         return "database is locked" in str(error)
 
     # -- reading back -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A sweep in MLflow: a parent run, and a child for every trial. What is there says what is done."""
+"""A sweep in MLflow: a parent run, and a child for every trial. MLflow records which trials finished."""
 
 from __future__ import annotations
 

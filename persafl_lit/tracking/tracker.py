@@ -58,10 +58,10 @@ class Tracker:
         config: Config,
         run_id: str | None = None,
         tags: dict[str, str] | None = None,
-        hurry: Callable[[], bool] = lambda: False,
+        must_end: Callable[[], bool] = lambda: False,
     ) -> None:
-        """A new run, or the interrupted one called `run_id`. When `hurry()` turns true, nothing waits much longer for
-        the store."""
+        """A new run, or the interrupted one called `run_id`. When `must_end()` turns true, nothing waits much longer
+        for the store."""
         self.uri = store_uri(config.tracking.uri)
         _check_folder(self.uri)
         self._config = config
@@ -71,7 +71,7 @@ class Tracker:
         self._opened = threading.Event()
         self._failure: TrackingError | None = None
         self._give_up_at = math.inf
-        self._hurry = hurry
+        self._must_end = must_end
         self._hurried_at = math.inf
         self._opens_until = time.monotonic() + OPENS_WITHIN
         self._closing = False
@@ -87,7 +87,7 @@ class Tracker:
     def wait_until_open(self, experiment: Experiment) -> None:
         """Until the store has been opened, or has refused, or the user asks to stop."""
         while not self._opened.wait(0.2):
-            experiment.heed_stop()
+            experiment.stop_if_asked()
 
     def state_dict(self) -> dict[str, Any]:
         """The run's id. A checkpoint waits for a store that is being opened, but not for one that hangs."""
@@ -101,7 +101,7 @@ class Tracker:
 
     def _is_worth_waiting(self, until: float) -> bool:
         now = time.monotonic()
-        if self._hurry():
+        if self._must_end():
             self._hurried_at = min(self._hurried_at, now)
         return now < min(until, self._hurried_at + HURRY)
 
@@ -177,7 +177,7 @@ class Tracker:
             return
         self._finished = True
         if status == "KILLED":
-            self._hurry = lambda: True
+            self._must_end = lambda: True
         self.say(tags={"persafl.error": error or ""})
         self.say(status=status, end_time=int(time.time() * 1000))
         with self._changed:
@@ -249,7 +249,7 @@ class Tracker:
                 self._messages.popleft()
 
     def _send_what_was_kept(self) -> None:
-        """Of earlier runs, now that the store is there; whatever goes wrong with it is not this run's trouble."""
+        """Of earlier runs, now that the store is there; errors in it do not concern this run."""
         try:
             if waiting(self.uri):
                 sync(self.uri)
@@ -319,8 +319,7 @@ class Tracker:
 
 
 def _check_folder(uri: str) -> None:
-    """A folder that cannot be is told at once; everything else about a store shows when it is opened, beside the
-    run."""
+    """Raise now if the folder cannot exist; other errors of a store show when it is opened, beside the run."""
     if uri.startswith(SQLITE):
         try:
             Path(uri.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)

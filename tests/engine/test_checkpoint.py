@@ -319,7 +319,7 @@ def test_a_disk_that_is_full_costs_a_trial_none_of_its_checkpoints(tmp_path, mon
     monkeypatch.setattr(Checkpoint, "save", full)
     order = Order(trial="x", config=config.values, run_id=None, uri=store_uri(None), folder=str(tmp_path))
     assert run_trial(order, lambda message: None, lambda: False) == {
-        "accident": "UnwritableError: cannot write the checkpoint: No space left on device"
+        "transient": "UnwritableError: cannot write the checkpoint: No space left on device"
     }
     assert sorted(path.name for path in config.checkpoint_path.parent.glob("*.pt")) == before
     assert len(before) == 2

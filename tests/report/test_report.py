@@ -142,7 +142,7 @@ def test_no_speed_up_is_told_below_halfway_from_the_untrained_model_to_the_best(
     assert (asked["fedavg"][0.243].text(), asked["fedasync"][0.243].text()) == ("20.0 to 30.0", "0.0 to 10.0")
     runs = [record("fedavg", val=slow, test=slow), record("fedasync", val=fast, test=fast)]
     assert (
-        "No speed-up is told at 0.243: below halfway between the untrained model (0.229) and the best method (0.829)."
+        "No speed-up is given at 0.243: below halfway between the untrained model (0.229) and the best method (0.829)."
         in words_of(runs, [0.243])
     )
 

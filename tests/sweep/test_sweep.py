@@ -165,7 +165,7 @@ def test_a_dry_run_of_an_adaptive_search_does_not_pretend_to_know_its_trials(cap
     )
     assert main(["sweep", "learns.yaml", "clients=5", "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "learns: 3 trials in each of 1 blocks, each proposed from what came of those before it" in said
+    assert "learns: 3 trials in each of 1 blocks, each proposed from the results of those before it" in said
     assert "lam=" not in said
     assert "nothing was started" in said
 

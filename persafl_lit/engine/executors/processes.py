@@ -71,8 +71,8 @@ class Processes(Executor):
         ours, theirs = self._context.Pipe()
         forked = self._context.get_start_method() == "fork"
         source = self.worker if forked else self.worker.work
-        # A forked process has our ends of all pipes, too: it must close them, or nobody would see the end of this
-        # process.
+        # A forked process has our ends of all pipes, too: it must close them, or the end of this process would
+        # go unnoticed.
         inherited = [ours, *(lane.pipe for lane in self._lanes)] if forked else []
         about = (source, theirs, memory, inherited, LogSettings.current())
         process = self._context.Process(target=_serve, args=about, daemon=True)  # type: ignore[attr-defined]
@@ -152,7 +152,7 @@ def _can_train(pipe: connection.Connection) -> bool:
     start."""
     try:
         return bool(pipe.recv())
-    except (EOFError, OSError):  # it is gone already; whoever waits for its work will see that
+    except (EOFError, OSError):  # it has ended already, which shows when its work is waited for
         return True
 
 
@@ -171,7 +171,7 @@ def _serve(
     inherited: Sequence[connection.Connection],
     log: LogSettings,
 ) -> None:
-    """The life of a worker process: until the pipe closes, because the run is over or its process is gone."""
+    """Main function of a worker process. It ends when the pipe closes: the run is over or its process has died."""
     for end in inherited:
         end.close()
     for number in (signal.SIGINT, signal.SIGTERM):  # the server decides when to stop
@@ -179,7 +179,7 @@ def _serve(
     log.apply()
     torch.set_num_threads(1)
     keep_freed_memory()
-    gc.enable()  # it may be at rest where this process was forked
+    gc.enable()  # it may be paused where this process was forked
     if isinstance(source, Worker):
         works = _autograd_works()
         pipe.send(works)

@@ -97,7 +97,7 @@ class RayExecutor(Executor):
 
 
 def _why_unpicklable(worker: Worker) -> Exception | None:
-    """The model's own reason: Ray looks for it so thoroughly that it stumbles over other attributes first."""
+    """Why the model cannot be pickled: Ray's own search reports other attributes first."""
     try:
         ray.cloudpickle.dumps(worker.work)
     except Exception as error:  # as above
@@ -127,8 +127,8 @@ def _writable(part: Any) -> Tensor:
     return torch.from_numpy(part.copy())
 
 
-def _knock(address: str | None) -> None:
-    """Whether anybody is at HOST:PORT: Ray itself would ask for minutes."""
+def _check_reachable(address: str | None) -> None:
+    """Raise OSError if nothing listens at HOST:PORT; Ray itself would try for minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         with socket.create_connection((host.strip("[]"), int(port)), timeout=5):
@@ -143,7 +143,7 @@ def connect(address: str | None, cpus: int, who: str) -> None:
     local: dict[str, Any] = {} if address else {"num_cpus": cpus, "include_dashboard": False}
     before = signal.getsignal(signal.SIGTERM)
     try:
-        _knock(address)
+        _check_reachable(address)
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
     except Exception as error:  # Ray raises many types; each is about the cluster
         what = f"the cluster at {address}" if address else "a local Ray"

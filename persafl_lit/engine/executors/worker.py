@@ -95,7 +95,7 @@ class Worker:
             )
         self.module.statistics = changing
         self.module.flatten()
-        if not work.local.plain:  # what is wrong with it is told before anything starts
+        if not work.local.plain:  # an error in it is raised before anything starts
             work.local.build(self.module.w, work.eta, backbone)
         self._constants = ConstantBuffers(backbone, changing)
         statistics = self.module.f.statistics
