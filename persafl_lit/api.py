@@ -304,7 +304,7 @@ def work_of(
 
 
 def _executor(config: Config, worker: Worker, jobs: int) -> Executor:
-    """Who trains. More workers than jobs have nothing to do."""
+    """The executor that the config names, with at most as many workers as jobs."""
     lanes = min(config.workers or cores(), jobs)
     if config.executor == "serial":
         return Serial(worker)

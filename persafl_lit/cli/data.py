@@ -1,4 +1,4 @@
-"""`persafl data` and `persafl list`: what there is."""
+"""`persafl data` and `persafl list`: prepare and describe a data set, list all choices."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _describe(config: Config, name: str, png: Path) -> int:
 
 
 def _prepare(name: str, root: str, quiet: bool) -> str:
-    """Get the files, with a word on what is tried and how much has come."""
+    """Get the files; what is tried and how much has come is shown on stderr."""
     from rich.console import Console
 
     from persafl_lit.data.download import prepare

@@ -1,4 +1,4 @@
-"""One process at a time: a claim that ends with the process that holds it, however that process ends."""
+"""A lock between processes and threads. It ends with the process that holds it, however that process ends."""
 
 from __future__ import annotations
 

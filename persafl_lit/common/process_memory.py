@@ -1,4 +1,4 @@
-"""Memory that was freed is kept for the next tensor; what is being imported is not searched for garbage."""
+"""Settings of the allocator and of the garbage collector that make training and imports faster."""
 
 from __future__ import annotations
 

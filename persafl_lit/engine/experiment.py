@@ -183,8 +183,7 @@ class Experiment:
         return True
 
     def save(self, rescue: bool = False) -> None:
-        """Write a checkpoint; to the rescue of a run whose callback fails, without the state of one that cannot tell
-        it."""
+        """Write a checkpoint. With `rescue`, after a callback has failed: without states that callbacks cannot give."""
         assert self.checkpoint is not None
         memories: Memories = {}
         reads: Reads = {}

@@ -73,7 +73,7 @@ class Listeners:
                 logger.error("%s", another)
 
     def states(self, rescue: bool) -> dict[str, Any]:
-        """What callbacks want to be kept; to the rescue of a run, without one that cannot tell it."""
+        """States of the callbacks that have one; with `rescue`, those that fail to give it are left out."""
         states = {}
         for callback, key in self.named():
             if callable(getattr(callback, "state_dict", None)) and callable(getattr(callback, "load_state_dict", None)):

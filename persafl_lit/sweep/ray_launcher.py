@@ -75,7 +75,7 @@ def _in_folder(folder: str) -> contextlib.AbstractContextManager[None]:
 
 @dataclass
 class RayLauncher:
-    """A launcher, as `Local` is."""
+    """Trials as Ray tasks; the methods are those of `LocalLauncher`."""
 
     address: str | None
     uri: str

@@ -1,4 +1,4 @@
-"""Who does the work: jobs and evaluations, each a pure function of its inputs.
+"""Executors run jobs and evaluations, each a pure function of its inputs.
 
 A job's result depends only on (the model read, the client's memory, client, visit, seed), so it may run whenever these
 exist, anywhere, in any order, or twice: the run's result has the same bits. An executor has lanes that work at the same
@@ -228,7 +228,7 @@ class Serial(Executor):
 
 
 def perform(worker: Worker, message: Message) -> tuple[UnitResult, float]:
-    """Do one unit, here and now: its result, and how many wall seconds it took."""
+    """Do one unit in this process: its result, and how many wall seconds it took."""
     start = time.perf_counter()
     try:
         with exits_refused():
