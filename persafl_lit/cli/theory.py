@@ -75,7 +75,8 @@ def _studies(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from persafl_lit.theory.bounds import OPTIONS
-    from persafl_lit.theory.study import Settings, studies, study_report, updates_of
+    from persafl_lit.theory.studies import studies, study_report, updates_of
+    from persafl_lit.theory.study import Settings
 
     png = picture(options.png)
     settings = Settings(options.tau, options.clients, options.seeds, options.local_steps, problem=options.problem)

@@ -54,3 +54,8 @@ def slope(x: Floats, y: Floats) -> float:
 def slope_of_means(x: Floats, samples: Floats) -> Estimate:
     """The slope of the mean over seeds of `samples` (seeds, len(x))."""
     return jackknife(lambda some: slope(x, some.mean(0)), samples)
+
+
+def with_interval(estimate: Estimate) -> str:
+    """The value and its interval as text."""
+    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"

@@ -20,7 +20,7 @@ from persafl_lit.common.seeding import rng
 from persafl_lit.errors import DivergenceError
 from persafl_lit.learning.objectives.moreau import MOST_INNER_STEPS
 from persafl_lit.theory.bounds import Option
-from persafl_lit.theory.problems import Problem
+from persafl_lit.theory.problems.problem import Problem
 from persafl_lit.timeline.delays import Constant
 from persafl_lit.timeline.schedules import Drawn, Setting
 from persafl_lit.timeline.timeline import Floats, Ints

@@ -16,11 +16,13 @@ from persafl_lit.cli import main
 from persafl_lit.common.seeding import rng
 from persafl_lit.errors import ConfigError
 from persafl_lit.learning.objectives import Maml, Moreau, Plain
-from persafl_lit.theory import constants, fit, study
+from persafl_lit.theory import constants, fedasync_limit, fit, floors, studies, study, uneven_schedule
 from persafl_lit.theory.advise import warnings
 from persafl_lit.theory.bounds import OPTIONS, Theorem
 from persafl_lit.theory.constants import Constants
-from persafl_lit.theory.problems import Corners, LogisticProblem, QuadraticProblem, random_logistic, random_quadratics
+from persafl_lit.theory.problems.corners import Corners
+from persafl_lit.theory.problems.logistic import LogisticProblem, random_logistic
+from persafl_lit.theory.problems.quadratic import QuadraticProblem, random_quadratics
 from persafl_lit.theory.simulation import SLOTS, FastDraws, LocalSteps, Run, simulate
 from persafl_lit.timeline import DELAYS, SCHEDULES, Setting
 
@@ -277,7 +279,7 @@ def test_inner_iterations_follow_the_condition_number_times_the_logarithm_of_the
     """Also where the cost is concave, which is the slowest case: there a step shrinks grad h by exactly 1 - share (lam - L) / (lam + L)."""
     for H in (np.diag([0.2, 1.0]), np.diag([-1.0, 1.0])):
         problem = QuadraticProblem(H[None], np.zeros((1, 2)), np.full(2, 3.0))
-        found = study.inner_steps(problem, 2.0, np.geomspace(1e-1, 1e-9, 9), study.Settings(seeds=2), share)
+        found = floors.inner_steps(problem, 2.0, np.geomspace(1e-1, 1e-9, 9), study.Settings(seeds=2), share)
         assert all(steps <= most for steps, most in zip(found["steps"], found["most"], strict=True))
     shrinks = 1 - share * (2.0 - 1.0) / (2.0 + 1.0)
     assert found["per_decade"] == pytest.approx(math.log(10) / -math.log(shrinks), rel=0.1)
@@ -396,12 +398,12 @@ def test_the_smallest_number_of_updates_for_an_epsilon_is_just_enough(theorem, e
 @pytest.fixture
 def short(monkeypatch):
     """Studies that end soon."""
-    monkeypatch.setattr(study, "FLOOR_T", 300)
-    monkeypatch.setattr(study, "FLOOR_SEEDS", 4)
-    monkeypatch.setattr(study, "NU_SEEDS", 4)
-    monkeypatch.setattr(study, "UNEVEN_T", 800)
-    monkeypatch.setattr(study, "UNEVEN_SEEDS", 2)
-    monkeypatch.setattr(study, "LIMIT_T", 200)
+    monkeypatch.setattr(floors, "FLOOR_T", 300)
+    monkeypatch.setattr(floors, "FLOOR_SEEDS", 4)
+    monkeypatch.setattr(floors, "NU_SEEDS", 4)
+    monkeypatch.setattr(uneven_schedule, "UNEVEN_T", 800)
+    monkeypatch.setattr(uneven_schedule, "UNEVEN_SEEDS", 2)
+    monkeypatch.setattr(fedasync_limit, "LIMIT_T", 200)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -409,7 +411,7 @@ def short(monkeypatch):
 def test_the_bound_is_kept_where_its_conditions_hold(option, problem, short):
     if (option, problem) == ("c", "logistic"):
         pytest.skip("its closed form needs a minimisation per client and moment: slow")
-    found = study.study(option, study.Settings(tau=1, clients=3, seeds=3, Q=1, problem=problem))
+    found = studies.study(option, study.Settings(tau=1, clients=3, seeds=3, Q=1, problem=problem))
     assert all(row["conditions_hold"] for row in found.rows)
     assert all(row["high"] <= row["bound"] for row in found.rows)
     assert {row["tau"] for row in found.rows} == {0, 1}
@@ -418,10 +420,10 @@ def test_the_bound_is_kept_where_its_conditions_hold(option, problem, short):
 
 def test_fast_clients_pull_the_model_to_themselves(monkeypatch):
     """On the asynchronous schedule the average does not vanish, whatever the bound says."""
-    monkeypatch.setattr(study, "UNEVEN_T", 8_000)
-    monkeypatch.setattr(study, "UNEVEN_SEEDS", 3)
+    monkeypatch.setattr(uneven_schedule, "UNEVEN_T", 8_000)
+    monkeypatch.setattr(uneven_schedule, "UNEVEN_SEEDS", 3)
     found = study.Study("a", {})
-    study.uneven_schedule(found, study.Settings(tau=10, seeds=2), lambda what, updates: None)
+    uneven_schedule.uneven_schedule(found, study.Settings(tau=10, seeds=2), lambda what, updates: None)
     about = found.uneven
     assert about["shares"][0] > 1.3 * about["shares"][-1]
     assert about["asynchronous"][-1] > 20 * about["drawn"][-1]
