@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from persafl_lit.common.process_memory import collector_at_rest
+from persafl_lit.common.process_memory import gc_paused
 
 __version__ = "0.2.0.dev0"
 
@@ -85,5 +85,5 @@ def __getattr__(name: str) -> Any:
     used."""
     if name not in _LAZY:
         raise AttributeError(f"module 'persafl_lit' has no attribute {name!r}")
-    with collector_at_rest():
+    with gc_paused():
         return getattr(import_module(f"persafl_lit.{_LAZY[name]}"), name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from persafl_lit.common.limits import cores
+from persafl_lit.common.logs import quieted
 from persafl_lit.common.plugins import exits_refused
 from persafl_lit.config.compose import Config, compose
 from persafl_lit.config.registry import path_of, resolve
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from persafl_lit.server.state import State
     from persafl_lit.timeline import Delays, Schedule
     from persafl_lit.tracking import Tracker
+
+logger = logging.getLogger(__name__)
 
 
 def run(
@@ -127,15 +130,23 @@ def run(
         else:
             backbone = build_backbone(config.build("model"), federation, config.seed, config.allow_code)
         tracker = _tracker(config, run_id, tags, should_stop)
-        told = [*callbacks, *config.listed("callbacks"), *([tracker] if tracker else [])]
+        listeners = [*callbacks, *config.listed("callbacks"), *([tracker] if tracker else [])]
         fabric = make_fabric(
-            config.accelerator, config.devices, config.precision, told, [*loggers, *config.listed("loggers")]
+            config.accelerator, config.devices, config.precision, listeners, [*loggers, *config.listed("loggers")]
         )
         worker = Worker(work_of(config, federation, _copied(backbone), metrics or {}), fabric)
         evaluated = evaluated_clients(federation, config.eval.clients, config.seed)
         affordable = affordable_evaluations(worker.work, timeline, evaluated)
         wanted, moments = (
             evaluation_moments(timeline.horizon, config.eval.every, most) for most in (math.inf, affordable)
+        )
+
+        logger.debug(
+            "%d updates by simulated time %g; %d evaluations of %d clients",
+            len(timeline),
+            timeline.horizon,
+            len(moments),
+            len(evaluated),
         )
 
         def build_model(state: State) -> L.LightningModule:
@@ -174,9 +185,9 @@ def run(
                     if found
                     else "nothing: no interrupted run of this config"
                 )
-                print(f"persafl: resuming {where}", file=sys.stderr)
+                logger.info("resuming %s", where)
             experiment.begin()  # the workers train while MLflow is imported
-            with _told(experiment):
+            with _reported_end(experiment):
                 experiment.run()
                 if tracker:
                     tracker.wait_until_open(experiment)
@@ -207,9 +218,8 @@ def run(
 
 
 @contextlib.contextmanager
-def _told(experiment: Experiment) -> Iterator[None]:
-    """However the run ends, callbacks and loggers are told. What fails in a callback of the user's costs nothing: the
-    state is kept."""
+def _reported_end(experiment: Experiment) -> Iterator[None]:
+    """Callbacks and loggers learn how the run ends. If a callback of the user's fails, a checkpoint is kept."""
     try:
         yield
         experiment.listeners.finalize("success")
@@ -217,9 +227,8 @@ def _told(experiment: Experiment) -> Iterator[None]:
         if isinstance(error, CallbackError) and experiment.checkpoint is not None:
             with contextlib.suppress(PersaflError):
                 experiment.save(rescue=True)
-                print(
-                    f"persafl: the state after update {experiment.state.arrivals} is kept; --resume continues from it",
-                    file=sys.stderr,
+                logger.warning(
+                    "the state after update %d is kept; --resume continues from it", experiment.state.arrivals
                 )
         experiment.tell_error(error)
         raise
@@ -247,9 +256,8 @@ def _checkpoint(config: Config, resume: bool, wait_seconds: float) -> Iterator[C
         if not mine and resume:
             raise TakenError(f"{checkpoint.owner()} is doing this run now; wait for it, or stop it and then resume")
         if not mine:
-            print(
-                f"persafl: {checkpoint.owner()} is doing the same run and keeps its checkpoints; this one writes none",
-                file=sys.stderr,
+            logger.warning(
+                "%s is doing the same run and keeps its checkpoints; this one writes none", checkpoint.owner()
             )
         try:
             yield checkpoint if mine else None
@@ -311,17 +319,17 @@ def work_of(
 
 
 def _executor(config: Config, worker: Worker, jobs: int) -> Executor:
-    """Who trains. More workers than jobs have nothing to do."""
+    """The executor that the config names, with at most as many workers as jobs."""
     lanes = min(config.workers or cores(), jobs)
     if config.executor == "serial":
         return Serial(worker)
     if config.executor == "processes":
         return Processes(worker, lanes)
     try:
-        from persafl_lit.engine.executors.ray_cluster import Cluster
+        from persafl_lit.engine.executors.ray_cluster import RayExecutor
     except ImportError:
         raise ConfigError("executor=ray needs Ray; install it with: pip install 'persafl_lit[ray]'") from None
-    return Cluster(worker, lanes)
+    return RayExecutor(worker, lanes)
 
 
 def _tracker(
@@ -336,15 +344,13 @@ def _tracker(
 
 @contextlib.contextmanager
 def quiet_single_threaded_torch() -> Iterator[None]:
-    """One thread gives the same bits everywhere; the caller's setting comes back afterwards."""
-    import logging
-
+    """One thread gives the same bits everywhere; the caller's settings come back afterwards."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     try:
-        yield
+        with quieted({"lightning.fabric": logging.WARNING}):
+            yield
     finally:
         torch.set_num_threads(threads)

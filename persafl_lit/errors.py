@@ -52,7 +52,7 @@ class TakenError(CheckpointError):
 
 
 class UnwritableError(CheckpointError):
-    """A checkpoint that could not be written or locked: the machine's trouble, not the run's."""
+    """A checkpoint that could not be written or locked: a problem of the machine, not of the run."""
 
 
 class DivergenceError(PersaflError):

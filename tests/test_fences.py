@@ -28,7 +28,6 @@ LAYERS = [
     {"tracking"},
     {"api"},
     {"sweep", "theory"},
-    {"demo"},
     {"cli"},
     {"__main__", "__init__"},
 ]
@@ -206,3 +205,36 @@ def test_there_is_one_of_each(call, files):
         if isinstance(node, ast.Attribute) and node.attr == name and getattr(node.value, "id", None) == owner
     }
     assert users == files
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+# A name that several files define means the same in all of them.
+SHARED_NAMES = {
+    "logger",  # a module's
+    "T",  # a type variable
+    "main",  # where a process begins
+    "run",  # a command and what it runs
+    "sync",  # likewise
+}
+
+
+def defined(tree):
+    """Public names at the top level of a module."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
+def test_a_public_name_is_defined_once_in_the_package():
+    files = {}
+    for path in SOURCES:
+        for name in set(defined(ast.parse(path.read_text()))):
+            files.setdefault(name, []).append(path.relative_to(PACKAGE).as_posix())
+    shared = {name: where for name, where in files.items() if len(where) > 1 and not name.startswith("_")}
+    assert {name: where for name, where in shared.items() if name not in SHARED_NAMES} == {}
+    assert shared.keys() >= SHARED_NAMES, "an exception that is none any more"

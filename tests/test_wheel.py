@@ -30,6 +30,7 @@ def test_a_wheel_works_without_the_checkout(tmp_path):
     files = {f"persafl_lit/conf/{path.relative_to(ROOT / 'conf')}" for path in (ROOT / "conf").rglob("*.yaml")}
     assert len(files) > 30
     assert files <= names
+    assert "persafl_lit/py.typed" in names
     assert not [name for name in names if name.startswith("tests")]
     # A wheel is a zip; unpacked into a folder of its own it is what pip would install.
     site = tmp_path / "site"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
 
 from persafl_lit import __version__
-from persafl_lit.cli import data, run, sweep, theory, timeline, tracking
+from persafl_lit.cli import data, demo, run, sweep, theory, timeline, tracking
+from persafl_lit.common.logs import shown_on_stderr
 from persafl_lit.errors import PersaflError, first_line, located, shown
+
+logger = logging.getLogger(__name__)
 
 OVERRIDES = "group=choice or key=value, e.g. method=persafl_me method.lam=20 (see `persafl list`)"
 
@@ -22,19 +26,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:  # overrides may also follow a flag
         options.overrides += rest
+    with shown_on_stderr(logging.WARNING if options.quiet else logging.DEBUG if options.verbose else logging.INFO):
+        return _exit_code(options)
+
+
+def _exit_code(options: argparse.Namespace) -> int:
+    """What the command returns, or what its error means; an error is one sentence."""
     try:
         return _command(options)
     except SystemExit as error:
-        print(
-            f"persafl: {PersaflError(f'code from outside has tried to end the program: {located(error)}')}",
-            file=sys.stderr,
-        )
+        logger.error("%s", PersaflError(f"code from outside has tried to end the program: {located(error)}"))
         return 2
     except PersaflError as error:
-        print(f"persafl: {error}", file=sys.stderr)
+        logger.error("%s", error)
         return error.exit_code
     except KeyboardInterrupt:
-        print("persafl: interrupted", file=sys.stderr)
+        logger.error("interrupted")
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -42,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, MemoryError) as error:  # of the machine, not of the program: a name too long, a disk that is full
         if os.environ.get("PERSAFL_TRACEBACK"):
             raise
-        print(f"persafl: {PersaflError(_of_the_machine(error))}", file=sys.stderr)
+        logger.error("%s", PersaflError(_of_the_machine(error)))
         return 2
 
 
@@ -67,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="persafl", description="Personalised asynchronous federated learning experiments."
     )
     parser.add_argument("--version", action="version", version=f"persafl_lit {__version__}")
-    parser.set_defaults(conf=None)
+    parser.set_defaults(conf=None, quiet=False, verbose=False)
     commands = parser.add_subparsers(required=True, metavar="command")
 
     run_command = commands.add_parser("run", help="run one experiment")
@@ -99,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         help="trials at a time (default: one per core, or what the cluster has room for)",
     )
     sweep_command.add_argument(
-        "--retry-failed", action="store_true", help="also try again what failed by nature, such as diverged trials"
+        "--retry-failed", action="store_true", help="also try again trials that would fail again, such as diverged ones"
     )
     sweep_command.add_argument(
         "--finished",
@@ -192,13 +199,18 @@ def _parser() -> argparse.ArgumentParser:
             "--conf", action="append", metavar="DIR", help="a conf folder of yours, searched before ./conf and ours"
         )
 
-    demo = commands.add_parser("demo", help="compare four methods on the embedded digits, in about a minute")
-    demo.add_argument("overrides", nargs="*", help=OVERRIDES)
-    demo.set_defaults(command=_demo)
+    demo_command = commands.add_parser(
+        "demo", help="the sweep `demo` as a table: four methods on the embedded digits, in about a minute"
+    )
+    demo_command.add_argument("overrides", nargs="*", help=OVERRIDES)
+    demo_command.set_defaults(command=demo.demo)
+
+    for command in (parser, *commands.choices.values()):
+        loudness = command.add_mutually_exclusive_group()
+        loudness.add_argument(
+            "-q", "--quiet", action="store_true", default=argparse.SUPPRESS, help="on stderr, warnings and errors only"
+        )
+        loudness.add_argument(
+            "-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="on stderr, details as well"
+        )
     return parser
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from persafl_lit.demo import demo
-
-    return demo(options.overrides)

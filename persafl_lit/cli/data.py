@@ -1,4 +1,4 @@
-"""`persafl data` and `persafl list`: what there is."""
+"""`persafl data` and `persafl list`: prepare and describe a data set, list all choices."""
 
 from __future__ import annotations
 
@@ -46,7 +46,11 @@ def _data(options: argparse.Namespace) -> int:
     settings: Any = config.build("data")
     if not isinstance(settings, Partitioned):
         return _describe(config, options.name, png)
-    origin = _prepare(options.name, config.data["root"]) if "root" in config.data else "embedded in scikit-learn"
+    origin = (
+        _prepare(options.name, config.data["root"], options.quiet)
+        if "root" in config.data
+        else "embedded in scikit-learn"
+    )
     shares = settings.shares(settings.read_labels(), config.clients, config.seed)
     trained(len(shares.parts), shares.holdout)
     per_client, per_split = shares.sizes().sum(axis=1), shares.sizes().sum(axis=0)
@@ -93,13 +97,13 @@ def _describe(config: Config, name: str, png: Path) -> int:
     return 0
 
 
-def _prepare(name: str, root: str) -> str:
-    """Get the files, with a word on what is tried and how much has come."""
+def _prepare(name: str, root: str, quiet: bool) -> str:
+    """Get the files; what is tried and how much has come is shown on stderr."""
     from rich.console import Console
 
     from persafl_lit.data.download import prepare
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, quiet=quiet)
     asked = False
 
     def ask() -> None:
@@ -111,7 +115,7 @@ def _prepare(name: str, root: str) -> str:
             raise KeyboardInterrupt
         status.update(f"{name}: {size / 1e6:.0f} MB")
 
-    # A signal is heeded at the next tick, not at once: the client is ended and the temporary folder removed without
+    # A signal takes effect at the next tick, not at once: the client is ended and the temporary folder removed without
     # disturbance.
     with console.status(f"{name}: looking in {root}") as status, _on_signals(ask):
         try:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from persafl_lit.common.atomic_file import write_atomically
 from persafl_lit.errors import ConfigError, shown
 
-FORMATS = ("png", "svg", "pdf")
+PICTURE_FORMATS = ("png", "svg", "pdf")
 
 
 def writable(name: str | None) -> Path | None:
@@ -51,14 +51,15 @@ def writable_folder(name: str | None) -> Path | None:
 def picture(name: str | None) -> Path | None:
     """The path of a picture in a format that can be drawn."""
     path = writable(name)
-    if path is not None and path.suffix and picture_format(path) not in FORMATS:
-        raise ConfigError(f"cannot draw {shown(name)}: pictures are {', '.join(FORMATS)}; name it *.{FORMATS[0]}")
+    if path is not None and path.suffix and picture_format(path) not in PICTURE_FORMATS:
+        formats = ", ".join(PICTURE_FORMATS)
+        raise ConfigError(f"cannot draw {shown(name)}: pictures are {formats}; name it *.{PICTURE_FORMATS[0]}")
     return path
 
 
 def picture_format(path: Path) -> str:
     """By its suffix; png without one."""
-    return path.suffix[1:].lower() or FORMATS[0]
+    return path.suffix[1:].lower() or PICTURE_FORMATS[0]
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:

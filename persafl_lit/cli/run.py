@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import logging
 import os
 import signal
 import sys
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from persafl_lit.engine.experiment import Experiment
     from persafl_lit.engine.result import Result
 
+logger = logging.getLogger(__name__)
+
 
 def run(options: argparse.Namespace) -> int:
     from persafl_lit.config.compose import compose
@@ -28,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     config = compose(options.overrides)
     target, clients = writable(options.save_model), writable_folder(options.save_clients)
     with stdout_to_stderr() if options.json else nullcontext():
-        result = _run_with_progress(config, options.resume)
+        result = _run_with_progress(config, options.resume, options.quiet)
     if target is not None:
         import torch
 
@@ -38,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     summary = result.summary()
     if options.json:
         for note in result.notes:
-            print(f"persafl: note: {note}", file=sys.stderr)
+            logger.info("note: %s", note)
         print(json.dumps(summary))
     else:
         _print_result(result, summary)
@@ -53,7 +56,7 @@ def _save_clients(result: Result, folder: Path) -> None:
         write_file(folder / f"client_{client}.pt", functools.partial(torch.save, result.client_state_dict(client)))
 
 
-def _run_with_progress(config: Config, resume: bool) -> Result:
+def _run_with_progress(config: Config, resume: bool, quiet: bool) -> Result:
     keep_freed_memory()
     with stop_on_signals() as stop:
         from persafl_lit import run
@@ -61,11 +64,10 @@ def _run_with_progress(config: Config, resume: bool) -> Result:
         from persafl_lit.engine.progress import ProgressBar
 
         if Checkpoint(config.checkpoint_path).exists() and not resume:
-            print(
-                "persafl: an interrupted run of this config exists; this one starts anew (--resume would continue it)",
-                file=sys.stderr,
+            logger.warning(
+                "an interrupted run of this config exists; this one starts anew (--resume would continue it)"
             )
-        callbacks = [TheoryWarnings(), ProgressBar(f"{config.name} on {config.data['name']}")]
+        callbacks = [TheoryWarnings(), ProgressBar(f"{config.name} on {config.data['name']}", quiet)]
         return run(config, resume=resume, callbacks=callbacks, should_stop=stop)
 
 
@@ -80,7 +82,7 @@ class TheoryWarnings:
         from persafl_lit.theory.advise import warnings
 
         for warning in warnings(work.federation.smoothness, work.objective, work.eta, work.local_steps):
-            print(f"persafl: warning: {warning}", file=sys.stderr)
+            logger.warning("warning: %s", warning)
 
 
 @contextmanager
@@ -107,7 +109,9 @@ def stop_on_signals(after: str = "a checkpoint is written first") -> Iterator[Ca
         if asked:
             raise KeyboardInterrupt
         asked = True
-        print(f"\npersafl: stopping; {after} (again to stop at once)", file=sys.stderr)
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # after the terminal's ^C
+        logger.warning("stopping; %s (again to stop at once)", after)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from persafl_lit.sweep.scheduler import Launcher
     from persafl_lit.sweep.trials import Trial
 
+logger = logging.getLogger(__name__)
+
 
 def sweep(options: argparse.Namespace) -> int:
     from persafl_lit.sweep.plan import read_plan
@@ -37,11 +39,13 @@ def sweep(options: argparse.Namespace) -> int:
         stdout_to_stderr() if options.json else nullcontext(),
         stop_on_signals("trials under way write checkpoints first") as stop,
     ):
-        from persafl_lit.sweep.scheduler import sweep as conduct
+        from persafl_lit.sweep.scheduler import run_sweep
         from persafl_lit.tracking import store_uri
 
         uri = store_uri(plan.tracking.uri)
-        outcomes = conduct(plan, _launcher(options, plan, uri), uri, stop, options.retry_failed, finished)
+        outcomes = run_sweep(
+            plan, _launcher(options, plan, uri), uri, stop, options.retry_failed, finished, options.quiet
+        )
     if options.json:
         print(json.dumps(_as_json(plan, outcomes)))
     else:
@@ -58,7 +62,7 @@ def _finished(plan: Plan, options: argparse.Namespace) -> Mapping[str, Exported]
 
     found = read_finished(plan, options.finished, options.any_version)
     for note in found.notes:
-        print(f"persafl: {note}", file=sys.stderr)
+        logger.info("%s", note)
     return found.trials
 
 
@@ -82,15 +86,15 @@ def sweeps() -> dict[str, Path]:
 
 def _launcher(options: argparse.Namespace, plan: Plan, uri: str) -> Launcher:
     if options.launcher == "local":
-        from persafl_lit.sweep.local_launcher import Local
+        from persafl_lit.sweep.local_launcher import LocalLauncher
         from persafl_lit.sweep.scheduler import sweep_folder
 
-        return Local(options.workers or cores(), sweep_folder(plan))
+        return LocalLauncher(options.workers or cores(), sweep_folder(plan))
     try:
-        from persafl_lit.sweep.ray_launcher import Cluster
+        from persafl_lit.sweep.ray_launcher import RayLauncher
     except ImportError:
         raise ConfigError("--launcher ray needs Ray; install it with: pip install 'persafl_lit[ray]'") from None
-    return Cluster(options.address, uri, options.cpus, options.gpus, options.workers or 0)
+    return RayLauncher(options.address, uri, options.cpus, options.gpus, options.workers or 0)
 
 
 # -- what it would do -------------------------------------------------------------------------------------------------
@@ -104,7 +108,7 @@ def _dry_run(plan: Plan, lanes: int, finished: Mapping[str, Exported], retry_fai
     if adaptive:
         print(
             f"{plan.name}: {adaptive.trials} trials in each of {len(plan.blocks)} blocks, each proposed from "
-            "what came of those before it"
+            "the results of those before it"
         )
     trials = first_trials(plan)  # of an adaptive search, as many by chance: enough to time it
     from persafl_lit.sweep.scheduler import fails_again
@@ -139,10 +143,10 @@ def _dry_run(plan: Plan, lanes: int, finished: Mapping[str, Exported], retry_fai
         print("nothing was started")
         return 0
     try:
-        print("timing one visit of each kind ...", file=sys.stderr)
-        from persafl_lit.sweep.estimate import Estimate
+        logger.info("timing one visit of each kind ...")
+        from persafl_lit.sweep.estimate import TimeEstimate
 
-        estimate = Estimate()
+        estimate = TimeEstimate()
         seconds = estimate.of(left, lanes) if left else 0.0
         if more:
             seconds += (
@@ -169,7 +173,7 @@ def _second_stage(
     return on_other_seeds(plan, [best.trial for best in choose(outcomes, plan.select)])
 
 
-# -- what came of it --------------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 def _print(plan: Plan, outcomes: Sequence[Outcome]) -> None:
@@ -177,7 +181,8 @@ def _print(plan: Plan, outcomes: Sequence[Outcome]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from persafl_lit.sweep.results import UNCHANGED, choose
+    from persafl_lit.report.record import NEVER_CHANGED
+    from persafl_lit.sweep.results import choose
     from persafl_lit.sweep.scheduler import sweep_folder
 
     console = Console(highlight=False)
@@ -209,7 +214,9 @@ def _print(plan: Plan, outcomes: Sequence[Outcome]) -> None:
         if outcome.status == "failed":
             console.print(f"failed: {outcome.trial.name}: {outcome.error}", soft_wrap=True, markup=False)
         elif outcome.status == "finished" and not outcome.counts:
-            console.print(f"no result: {outcome.trial.name}: {outcome.note or UNCHANGED}", soft_wrap=True, markup=False)
+            console.print(
+                f"no result: {outcome.trial.name}: {outcome.note or NEVER_CHANGED}", soft_wrap=True, markup=False
+            )
     console.print(f"every trial: {sweep_folder(plan) / 'trials.csv'}", soft_wrap=True)
     console.print(f"  persafl report {plan.name:<20} # figures, tables and one HTML page", soft_wrap=True)
     console.print(f"  persafl ui {'':<24} # compare the trials in MLflow", soft_wrap=True)

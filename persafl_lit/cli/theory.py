@@ -75,21 +75,22 @@ def _studies(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from persafl_lit.theory.bounds import OPTIONS
-    from persafl_lit.theory.study import Settings, report, studies, updates_of
+    from persafl_lit.theory.studies import studies, study_report, updates_of
+    from persafl_lit.theory.study import Settings
 
     png = picture(options.png)
     settings = Settings(options.tau, options.clients, options.seeds, options.local_steps, problem=options.problem)
     chosen = [option for option in OPTIONS if options.what in (None, option)]
     wall_start = time.monotonic()
-    with _progress(sum(updates_of(option, settings) for option in chosen)) as tick:
+    with _progress(sum(updates_of(option, settings) for option in chosen), options.quiet) as tick:
         found = studies(chosen, settings, tick)
     if png is not None:
-        from persafl_lit.theory.drawing import draw
+        from persafl_lit.theory.drawing import draw_studies
 
         drawn = io.BytesIO()
-        draw(found, drawn, picture_format(png))
+        draw_studies(found, drawn, picture_format(png))
         write_file(png, lambda file: file.write(drawn.getvalue()))
-    summary = report(found, settings) | {"wall_seconds": time.monotonic() - wall_start}
+    summary = study_report(found, settings) | {"wall_seconds": time.monotonic() - wall_start}
     if options.json:
         print(json.dumps(_finite(summary), allow_nan=False))
     else:
@@ -100,14 +101,14 @@ def _studies(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Tick]:
+def _progress(total: int, quiet: bool) -> Iterator[Tick]:
     """A bar on stderr, in server updates."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("theory", total=total)
         yield lambda what, updates: bar.update(task, advance=updates, description=what)
 
@@ -157,9 +158,9 @@ def _print_study(console: Console, found: Study) -> None:
 
 def _advise(options: argparse.Namespace) -> int:
     from persafl_lit.config.compose import compose
-    from persafl_lit.theory.advise import advise, split
+    from persafl_lit.theory.advise import advise, split_overrides
 
-    given, overrides = split(options.overrides)
+    given, overrides = split_overrides(options.overrides)
     config = compose(overrides)
     if "L" in given:
         advice = advise(given, config)

@@ -63,8 +63,8 @@ def _buffer(config: Config, clients: int, timeline: Any) -> int:
 
 
 def _draw(config: Config, clients: int, timeline: Any, buffer: int, png: Path) -> None:
-    """Synchronous beside asynchronous, with the same delays; a drawn or replayed timeline stands alone."""
-    from persafl_lit.timeline.drawing import draw
+    """Synchronous beside asynchronous, with the same delays; a drawn or replayed timeline alone."""
+    from persafl_lit.timeline.drawing import draw_timelines
 
     name = config.schedule["name"]
     if name == "asynchronous":
@@ -78,4 +78,4 @@ def _draw(config: Config, clients: int, timeline: Any, buffer: int, png: Path) -
         panels = [("synchronous rounds", timeline, config.schedule["cohort"]), ("asynchronous", beside, 1)]
     else:
         panels = [(name, timeline, buffer)]
-    write_file(png, lambda file: draw(panels, file, config.local_steps, picture_format(png)))
+    write_file(png, lambda file: draw_timelines(panels, file, config.local_steps, picture_format(png)))

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic writes: afterwards a file is the new one as a whole, or unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 def write_atomically(
     path: Path, write: Callable[[BinaryIO], Any], before_rename: Callable[[], None] = lambda: None
 ) -> None:
-    """What `write` puts into the file that it is given is at `path` afterwards, or `path` is as it was.
+    """Give `write` a temporary file that replaces `path` once it is complete; on an error `path` stays as it was.
 
     The file is written beside it as NAME.PID.tmp, flushed to the disk and renamed; `before_rename` is called when the
     new file is whole and the old one still has its name. A pipe or a device is written to, not replaced. Whatever

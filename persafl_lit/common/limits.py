@@ -1,4 +1,4 @@
-"""Where numbers end. Beyond these a run would fill the memory or outlast its user; each is refused where the value
+"""Upper bounds on inputs. Beyond these a run would fill the memory or outlast its user; each is refused where the value
 enters."""
 
 from __future__ import annotations

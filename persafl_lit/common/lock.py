@@ -1,4 +1,4 @@
-"""One process at a time: a claim that ends with the process that holds it, however that process ends."""
+"""A lock between processes and threads. It ends with the process that holds it, however that process ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-POLL = 0.05
+LOCK_POLL = 0.05
 """Seconds of wall time between attempts to become the holder."""
 _one_thread = threading.Lock()
 _held: dict[Path, int] = {}
@@ -36,7 +36,7 @@ class Lock:
         while not self._try():
             if time.monotonic() >= give_up_at:
                 return False
-            time.sleep(min(POLL, wait_seconds))
+            time.sleep(min(LOCK_POLL, wait_seconds))
         return True
 
     @contextlib.contextmanager
@@ -60,7 +60,7 @@ class Lock:
     def release(self) -> None:
         if _held.get(self.path) == os.getpid() and self._file >= 0:
             with contextlib.suppress(OSError):
-                self.path.unlink()  # before the lock is given up: nobody else can hold this file yet
+                self.path.unlink()  # before the lock is released: no other process can hold this file yet
             fcntl.lockf(self._file, fcntl.LOCK_UN)
             os.close(self._file)
             self._file = -1

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import sys
@@ -25,6 +26,8 @@ from persafl_lit.errors import ConfigError, closest, first_line, located, shown
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "persafl_lit."
 """Of the groups of entry points."""
@@ -173,7 +176,7 @@ _warned: set[str] = set()
 def warn_once(sentence: str) -> None:
     if sentence not in _warned:
         _warned.add(sentence)
-        print(f"persafl: {first_line(ConfigError(sentence))}", file=sys.stderr)
+        logger.warning("%s", first_line(ConfigError(sentence)))
 
 
 # -- exits ------------------------------------------------------------------------------------------------------------
@@ -193,7 +196,7 @@ def _exit(status: int) -> NoReturn:
 def exits_refused() -> Iterator[None]:
     """In here, in this thread, `os._exit` raises SystemExit: code of the user's cannot end a run as if all were
     well."""
-    os._exit = _exit  # for good: elsewhere it exits
+    os._exit = _exit  # never restored: outside these blocks it exits as usual
     who = os.getpid(), threading.get_ident()
     _refusing[who] += 1
     try:

@@ -1,4 +1,4 @@
-"""Memory that was freed is kept for the next tensor; what is being imported is not searched for garbage."""
+"""Settings of the allocator and of the garbage collector that make training and imports faster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def collector_at_rest() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """For imports: Python's garbage collector would look through hundreds of thousands of new objects again and again,
     and nearly all stay.
 

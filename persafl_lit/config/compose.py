@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from persafl_lit.common.limits import MOST_CLIENTS, MOST_STEPS, MOST_VISITS, MOST_WORKERS, at_most
 from persafl_lit.common.plugins import exits_refused
 from persafl_lit.config.coerce import coerce, coerced, construct, hints, keys
-from persafl_lit.config.groups import TABLES, completed, owners_of, set_group, take_defaults, typed_group
+from persafl_lit.config.groups import GROUP_CLASSES, completed, owners_of, set_group, take_defaults, typed_group
 from persafl_lit.config.parse import (
     as_mapping,
     conf_folders,
@@ -404,7 +404,7 @@ class Config:
             users = [
                 f"{key}={name}"
                 for key in ("delays", "schedule")
-                if (name := getattr(self, key)["name"]) not in TABLES[key]
+                if (name := getattr(self, key)["name"]) not in GROUP_CLASSES[key]
             ]
             if not users:
                 raise

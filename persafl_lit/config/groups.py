@@ -17,7 +17,7 @@ from persafl_lit.learning.sharing import Sharing
 from persafl_lit.server.buffers import Buffers
 from persafl_lit.server.rules import RULES
 
-TABLES: dict[str, Mapping[str, Any]] = {key: table.ours for key, table in REGISTRY.items() if key in GROUPS}
+GROUP_CLASSES: dict[str, Mapping[str, Any]] = {key: table.ours for key, table in REGISTRY.items() if key in GROUPS}
 """Groups whose choices are classes, with ours; a method is an objective, a rule, what is shared and a personal
 model."""
 

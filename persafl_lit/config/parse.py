@@ -37,7 +37,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 def as_mapping(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
     """Overrides as plain values, or `Written` ones whose keys decide later how they are read."""
     if isinstance(overrides, Mapping):
-        return typing.cast("dict[str, Any]", plain(overrides, ""))
+        return typing.cast("dict[str, Any]", plain_value(overrides, ""))
     if isinstance(overrides, (str, bytes)):
         raise ConfigError(f"overrides are a list of 'key=value' strings or a dict; got the string {shown(overrides)}")
     asked = {}
@@ -46,7 +46,7 @@ def as_mapping(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
         if not equals or not key.strip():
             raise ConfigError(f"{shown(text)} is not an override; write key=value, e.g. method=persafl_me or eta=0.05")
         asked[key.strip()] = parse(value, key.strip())
-    return typing.cast("dict[str, Any]", plain(asked, ""))
+    return typing.cast("dict[str, Any]", plain_value(asked, ""))
 
 
 def flat_keys(values: Mapping[str, Any], sections: Collection[str]) -> dict[str, Any]:
@@ -96,11 +96,11 @@ def _refuse_programs(text: str) -> None:
             raise ConfigError(f"lists or keys more than {DEEPEST} deep are not read")
 
 
-def plain(value: Any, key: str, depth: int = 0) -> Any:
+def plain_value(value: Any, key: str, depth: int = 0) -> Any:
     """The value if it is data, with tuples as lists and paths as text; else an error that names its key."""
     if isinstance(value, Written):
         try:
-            return Written(value.text, plain(value.value, key), value.problem)
+            return Written(value.text, plain_value(value.value, key), value.problem)
         except ConfigError as error:
             return Written(value.text, problem=str(error))
     if isinstance(value, os.PathLike):
@@ -124,13 +124,13 @@ def plain(value: Any, key: str, depth: int = 0) -> Any:
     if depth > DEEPEST:
         raise ConfigError(f"{key}: lists or keys more than {DEEPEST} deep are not read")
     if isinstance(value, (list, tuple)):
-        return [plain(item, key, depth + 1) for item in value]
+        return [plain_value(item, key, depth + 1) for item in value]
     if isinstance(value, Mapping):
         for name in value:
-            if not isinstance(name, str) or plain(name, "a key") != name:
+            if not isinstance(name, str) or plain_value(name, "a key") != name:
                 raise ConfigError(f"the key {shown(name)} {f'in {key} ' if key else ''}is not a text")
         return {
-            name: plain(part, f"{key}.{shown(name)[1:-1]}" if key else shown(name)[1:-1], depth + 1)
+            name: plain_value(part, f"{key}.{shown(name)[1:-1]}" if key else shown(name)[1:-1], depth + 1)
             for name, part in value.items()
         }
     raise ConfigError(f"{key or 'the config'} must be numbers, text, lists or keys with values; got {shown(value)}")
@@ -234,7 +234,7 @@ def load(path: Path, key: str) -> dict[str, Any]:
 @functools.lru_cache(maxsize=256)
 def _content(text: str) -> Any:
     _refuse_programs(text)
-    return plain(OmegaConf.to_container(OmegaConf.create(text), resolve=False), "") if text.strip() else {}
+    return plain_value(OmegaConf.to_container(OmegaConf.create(text), resolve=False), "") if text.strip() else {}
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from persafl_lit.common import limits
 from persafl_lit.common.fields import first_paragraph
 from persafl_lit.config.coerce import LARGEST, defaults, hints, keys, required, wanted
 from persafl_lit.config.compose import SECTIONS, Config, choices
-from persafl_lit.config.groups import TABLES
+from persafl_lit.config.groups import GROUP_CLASSES
 from persafl_lit.config.parse import load_choice, our_conf
 from persafl_lit.config.paths import GROUPS
 from persafl_lit.config.schema import Method
@@ -88,7 +88,7 @@ def page() -> str:
             _shared_rows("method", {"all": Method, **owners, "every method": Sharing}),
         )
     ]
-    for group, table in TABLES.items():
+    for group, table in GROUP_CLASSES.items():
         rows = [
             (f"`{name}`", line, *map(_settings, _content(name, group)))
             for name, line in choices(GROUPS[group], OURS).items()

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 DEALT: dict[str, Any] = {"digits": Digits, "mnist": Mnist, "fashion_mnist": FashionMnist, "cifar10": Cifar10}
 """Samples with labels, dealt to clients; who holds what is known without torch."""
-GIVEN: dict[str, Any] = {"arrays": Arrays, "folder": Folder, "leaf": Leaf, "custom": CustomData}
+USER_DATASETS: dict[str, Any] = {"arrays": Arrays, "folder": Folder, "leaf": Leaf, "custom": CustomData}
 """Data of users'."""
-DATASETS: dict[str, Any] = {**DEALT, "synthetic": Synthetic, **GIVEN, "quadratic": Quadratic}
+DATASETS: dict[str, Any] = {**DEALT, "synthetic": Synthetic, **USER_DATASETS, "quadratic": Quadratic}
 _LAZY = {
     "SPLITS": "federation",
     "Augmented": "augmented",

@@ -20,7 +20,7 @@ RANDOM = {
 }
 RANDOM |= {"ScaleJitter", "CutMix", "MixUp", "JPEG"}
 """torchvision's random transforms whose names do not begin with Random."""
-PARTS = ("transform", "transforms", "target_transform", "dataset", "datasets")
+NESTED = ("transform", "transforms", "target_transform", "dataset", "datasets")
 """Attributes that hold transforms, or datasets with them."""
 
 
@@ -53,7 +53,7 @@ def _inside(part: Any, depth: int) -> Iterator[Any]:
     inner = (
         list(part)
         if isinstance(part, (list, tuple))
-        else [vars(part)[name] for name in PARTS if name in getattr(part, "__dict__", {})]
+        else [vars(part)[name] for name in NESTED if name in getattr(part, "__dict__", {})]
     )
     for value in inner:
         if not isinstance(value, (str, int, float)):

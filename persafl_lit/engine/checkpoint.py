@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -18,6 +18,8 @@ from persafl_lit.engine.messages import Train
 from persafl_lit.errors import CheckpointError, OtherRunError, TakenError, UnwritableError
 from persafl_lit.learning.scores import Measured, Point, Scores, Value
 from persafl_lit.server.state import Slot, State
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 5
 NOT_OURS = "the checkpoint does not hold what this version writes; delete it to start anew"
@@ -54,7 +56,7 @@ class Checkpoint:
             raise UnwritableError(
                 f"cannot lock {self.lock.path}: {error.strerror}; choose another checkpoint.dir"
             ) from None
-        if mine:  # whoever wrote temporary files is gone
+        if mine:  # the process that wrote temporary files has ended
             with contextlib.suppress(OSError):
                 for left in self.path.parent.glob(f"{self.path.stem}.*.tmp"):
                     left.unlink(missing_ok=True)
@@ -118,7 +120,7 @@ class Checkpoint:
                 raise CheckpointError(NOT_OURS) from None
             if damaged:
                 self._newest_is_damaged = True
-                print(f"persafl: {damaged[0]}; the one before it is used", file=sys.stderr)
+                logger.warning("%s; the one before it is used", damaged[0])
             return content
         if damaged:
             raise CheckpointError(

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -55,6 +55,8 @@ from persafl_lit.timeline import Job, Timeline
 if TYPE_CHECKING:
     import lightning as L
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class OpenPoint:
@@ -89,7 +91,7 @@ class Experiment:
     checkpoint_every: int = 0
     """Updates between checkpoints; 0 is never."""
     checkpoint_seconds: float | None = None
-    """Wall seconds between checkpoints; None is never."""
+    """Wall seconds between checkpoints; if None, none is written by time."""
     skip_divergence: bool = False
     """Whether an update that is not finite is left out and counted, instead of ending the run."""
     memory_file: MemoryFile = field(default_factory=lambda: MemoryFile(math.inf, Path()))
@@ -185,8 +187,7 @@ class Experiment:
         return True
 
     def save(self, rescue: bool = False) -> None:
-        """Write a checkpoint; to the rescue of a run whose callback fails, without the state of one that cannot tell
-        it."""
+        """Write a checkpoint. With `rescue`, after a callback has failed: without states that callbacks cannot give."""
         assert self.checkpoint is not None
         memories: Memories = {}
         reads: Reads = {}
@@ -204,6 +205,7 @@ class Experiment:
         }
         self.checkpoint.save(self._identity, content, memories)
         self._saved_at = time.monotonic()
+        logger.debug("checkpoint after update %d", self.state.arrivals)
         self.call("on_checkpoint")
 
     # -- callbacks ----------------------------------------------------------------------------------------------------
@@ -255,13 +257,13 @@ class Experiment:
         try:
             self._walk()
         except (DivergenceError, ModelError):
-            self._close_points(wait=True)  # what was captured before counts, whoever has got how far with it
+            self._close_points(wait=True)  # evaluations captured before count, however far they are
             if not self.stopped:
                 raise
         self._capture_before(math.inf)
         while self.open and not self.stopped:
             self.executor.finish(self.open[0].evaluation, self.should_stop)
-            self.heed_stop()
+            self.stop_if_asked()
             self._close_points(wait=False)
         if self._stopped is not None:
             self._end_at(self._stopped)
@@ -272,16 +274,16 @@ class Experiment:
             job = self.timeline[index]
             self._capture_before(job.arrives)
             while (arrived := self.executor.result(index, self.should_stop)) is None:
-                self.heed_stop()
+                self.stop_if_asked()
             loss = self._receive(index, job, *arrived)
             self.executor.forget(index)
-            # before anybody is told: a checkpoint that is written because a callback fails must be whole
+            # before callbacks are called: a checkpoint that is written because one fails must be whole
             self._submit_readable()
             self.call("on_update", job=job, staleness=self.staleness[index], loss=loss)
             self._close_points(wait=False)
             if self.stopped:
                 return
-            self.heed_stop()
+            self.stop_if_asked()
             if self.checkpoint and self._checkpoint_is_due():
                 self.save()
 
@@ -290,7 +292,7 @@ class Experiment:
             return True
         return self.checkpoint_seconds is not None and time.monotonic() - self._saved_at >= self.checkpoint_seconds
 
-    def heed_stop(self) -> None:
+    def stop_if_asked(self) -> None:
         """If asked to, write a checkpoint and stop."""
         if not self.should_stop():
             return
@@ -347,7 +349,7 @@ class Experiment:
         return loss
 
     def _apply(self, index: int, read: Tensors, sent: Tensors, staleness: int) -> None:
-        """Let the rule take in an update; what a rule of the user's does wrong is told with its name."""
+        """Let the rule apply an update; errors of a user's rule name it."""
         state, w, rule = self.state, self.state.w, type(self.rule).__name__
         version = w._version
         try:
@@ -382,7 +384,7 @@ class Experiment:
 
     def _say_once(self, about: str, sentence: str) -> None:
         if about not in self._warned:
-            print(f"persafl: {sentence}", file=sys.stderr)
+            logger.warning("%s", sentence)
         self._warned.add(about)
 
     def _advice(self) -> str:
@@ -467,7 +469,7 @@ class Experiment:
             return
         evaluation = self._evaluate(self.state, self._rules())
         while not self.executor.finish(evaluation, self.should_stop):
-            self.heed_stop()
+            self.stop_if_asked()
         scores = self._finite_scores(evaluation, last.updates)
         self.points[-1] = replace(last, scores=scores[: self._trained()], held_out=scores[self._trained() :])
         self.listeners.log(self.points[-1], last.metrics())

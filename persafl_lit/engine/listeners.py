@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import logging
 import math
-import sys
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,6 +20,8 @@ from persafl_lit.errors import CallbackError, Interrupted, PersaflError, Trackin
 
 if TYPE_CHECKING:
     from persafl_lit.learning.scores import Point
+
+logger = logging.getLogger(__name__)
 
 LET_THROUGH = (CallbackError, TrackingError, Interrupted, KeyboardInterrupt)
 """What a callback may raise without being named: it has a name already, or is the tracker's, or the user's wish to
@@ -59,7 +61,7 @@ class Listeners:
             ) from error
 
     def tell_error(self, about: Mapping[str, Any]) -> None:
-        """Every callback and logger, whatever another one does when it is told."""
+        """Call every callback and logger, also after one that raises."""
         words: list[Callable[[], None]] = [functools.partial(self.finalize, "failed")]
         words += [
             functools.partial(self.tell, "on_run_error", about, [callback]) for callback in self.fabric._callbacks
@@ -68,10 +70,10 @@ class Listeners:
             try:
                 tell()
             except PersaflError as another:
-                print(f"persafl: {another}", file=sys.stderr)
+                logger.error("%s", another)
 
     def states(self, rescue: bool) -> dict[str, Any]:
-        """What callbacks want to be kept; to the rescue of a run, without one that cannot tell it."""
+        """States of the callbacks that have one; with `rescue`, those that fail to give it are left out."""
         states = {}
         for callback, key in self.named():
             if callable(getattr(callback, "state_dict", None)) and callable(getattr(callback, "load_state_dict", None)):

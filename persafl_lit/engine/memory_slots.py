@@ -3,7 +3,7 @@
 A slot is a client's memory as one visit left it, named (client, visit), and never changes. So a checkpoint does not
 repeat what an earlier one wrote: new slots go into one more file, a *segment*, that is whole before a checkpoint names
 it; and a segment is deleted only when neither of the two kept checkpoints names it. A process that is killed between
-the two leaves a segment that nobody names, which the next checkpoint removes.
+the two leaves a segment that no checkpoint names, which the next checkpoint removes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Slots:
         self._written: dict[str, set[Name]] = {}
         """Slots by segment, as far as the last checkpoint named them."""
         self._kept: set[str] | None = None
-        """Segments that the checkpoint before may name; None is all that are there."""
+        """Segments that the checkpoint before may name; if None, all that exist."""
         self._now: dict[str, set[Name]] = {}
         """Likewise, for the checkpoint that is being written."""
 

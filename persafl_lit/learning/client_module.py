@@ -64,7 +64,7 @@ class ClientModule(L.LightningModule):
         """The personal model after the last visit, where clients have one."""
         self._personal_statistics: Tensor | None = None
         self.statistics: Collection[str] | None = None
-        """Buffers that training changes; None is all that there are."""
+        """Buffers that training changes; if None, all of them."""
         # A backbone may call self.log; a job's metrics are returned instead (one database call per step is too dear).
         backbone.log = backbone.log_dict = _ignore  # type: ignore[method-assign,assignment]
 
@@ -142,12 +142,12 @@ class ClientModule(L.LightningModule):
             restore(self._optimizer, memory)
         firsts = [self._step(batches, step) for step, batches in enumerate(steps[:-1])]
         measures = type(self.objective).residual is not Objective.residual
-        stood = self.w.clone() if measures else self.w
+        before = self.w.clone() if measures else self.w
         firsts.append(self._step(steps[-1], len(steps) - 1))
         if self._optimizer is not None:
             self.optimizer_state = state_of(self._optimizer) if self.local.keep_state else {}
             self._optimizer = self.w.grad = None
-        residual = self.objective.residual(self.f, Step(stood, read, steps[-1], given), self.gradient)
+        residual = self.objective.residual(self.f, Step(before, read, steps[-1], given), self.gradient)
         self.kept = self.personal.finish(self._slope, read, personal_batches, self.kept, self.eta)
         if self._personal_statistics is not None:
             self.kept = {**self.kept, PERSONAL_BUFFERS: self._personal_statistics}

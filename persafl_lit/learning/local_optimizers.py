@@ -115,7 +115,7 @@ def overrides(module: Any) -> bool:
 
 # -- state as client memory -------------------------------------------------------------------------------------------
 
-PREFIX = "optimizer"
+MEMORY_PREFIX = "optimizer"
 
 
 def state_of(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -130,7 +130,7 @@ def state_of(optimizer: Optimizer) -> dict[str, Tensor]:
                     f"local.keep_state keeps tensors; {type(optimizer).__name__} has {name!r}, a "
                     f"{type(value).__name__}: set it to false"
                 )
-            found[f"{PREFIX}.{parameter}.{name}"] = value
+            found[f"{MEMORY_PREFIX}.{parameter}.{name}"] = value
     return found
 
 
@@ -138,7 +138,7 @@ def restore(optimizer: Optimizer, memory: Tensors) -> None:
     """Undo `state_of`, with copies: an optimizer changes its tensors in place, and a client's memory never changes."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in memory.items():
-        if key.startswith(f"{PREFIX}."):
+        if key.startswith(f"{MEMORY_PREFIX}."):
             _, parameter, name = key.split(".", 2)
             state.setdefault(int(parameter), {})[name] = value.clone()
     if state:

@@ -73,7 +73,7 @@ class Statistics:
                 layer.momentum = momentum  # type: ignore[assignment]
 
 
-class Constants:
+class ConstantBuffers:
     """The buffers that training does not change, such as positional tables: neither sent nor kept."""
 
     def __init__(self, backbone: nn.Module, statistics: Collection[str]) -> None:

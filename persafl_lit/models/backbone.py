@@ -17,12 +17,12 @@ from persafl_lit.common.seeding import torch_seed
 from persafl_lit.data import Federation, Quadratics
 from persafl_lit.errors import ConfigError, ModelError, located, shown
 from persafl_lit.models.classifier import CLASSIFIERS, QuadraticModel
-from persafl_lit.models.networks import Custom, Point
+from persafl_lit.models.networks import Custom, VectorModel
 
 
 def build_backbone(model: Any, federation: Federation, seed: int, allow_code: bool = False) -> L.LightningModule:
     """The backbone that the model's settings describe, for this data, with weights named by the seed."""
-    if isinstance(federation, Quadratics) != isinstance(model, Point):
+    if isinstance(federation, Quadratics) != isinstance(model, VectorModel):
         raise ConfigError(
             "data=quadratic goes with model=point and nothing else does; leave model out and the data set "
             "chooses its own "

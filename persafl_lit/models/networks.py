@@ -179,7 +179,7 @@ class Torchvision:
 
 
 @dataclass(frozen=True)
-class Point:
+class VectorModel:
     """The vector w itself, for data=quadratic."""
 
 
@@ -199,7 +199,7 @@ MODELS = {
     "mlp": Mlp,
     "logistic": Logistic,
     "torchvision": Torchvision,
-    "point": Point,
+    "point": VectorModel,
     "custom": Custom,
 }
 

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from persafl_lit.learning.metric_names import SIGNS
-from persafl_lit.report.config_keys import Setting, setting_of, task_of, varied_keys
+from persafl_lit.report.config_keys import KeyValues, setting_of, task_of, varied_keys
 from persafl_lit.report.palette import Style, style_of
 from persafl_lit.report.record import Record, model_changed
 
@@ -121,11 +121,11 @@ def in_summary(record: Record, *path: str) -> float:
 
 
 @dataclass(frozen=True)
-class Trial:
+class SettingRuns:
     """One setting of one method: its finished runs, one per seed."""
 
     method: str
-    setting: Setting
+    setting: KeyValues
     runs: tuple[Record, ...]
     begun: int
     """Seeds that were started, finished or not."""
@@ -159,7 +159,7 @@ class Trial:
         """What settings and methods are ranked by, a validation score."""
         return self.over_seeds(self.select.val)
 
-    def minus(self, other: Trial) -> Spread:
+    def minus(self, other: SettingRuns) -> Spread:
         """Differences of test scores, paired: one per seed that both have."""
         theirs = {seed_of(record): final(record, self.measure.test) for record in other.runs}
         return spread(final(record, self.measure.test) - theirs.get(seed_of(record), math.nan) for record in self.runs)
@@ -168,7 +168,7 @@ class Trial:
     def seeds(self) -> tuple[str, ...]:
         return tuple(seed_of(record) for record in self.runs)
 
-    def on(self, seeds: Collection[str]) -> Trial:
+    def on(self, seeds: Collection[str]) -> SettingRuns:
         """The same setting as if it had been run on these seeds only."""
         return replace(self, runs=tuple(record for record in self.runs if seed_of(record) in seeds))
 
@@ -179,16 +179,16 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskRuns:
     """The runs that answer one question: the same data, model, delays, length and evaluation."""
 
-    values: Setting
+    values: KeyValues
     measure: Measure
     select: Measure
     records: tuple[Record, ...]
     keys: dict[str, list[str]]
     """The keys that each method's runs vary."""
-    trials: dict[str, list[Trial]]
+    trials: dict[str, list[SettingRuns]]
     """Per method, settings with at least one finished run."""
     levels: tuple[float, ...] = ()
     """Scores whose times are asked for; without any the report chooses some."""
@@ -205,7 +205,7 @@ class Task:
         shown += [LOSS] if self.measure not in (ACCURACY, LOSS) else []
         return [measure for measure in shown if any(math.isfinite(final(record, measure.test)) for record in runs)]
 
-    def reference(self, otherwise: str | None) -> Trial | None:
+    def reference(self, otherwise: str | None) -> SettingRuns | None:
         """What others are compared with: what was asked for, else this method, else the best on validation data; None
         if it is not here. Of a method that several targets have, it is the first target's, unless `METHOD (TARGET)`
         says which."""
@@ -226,39 +226,39 @@ class Task:
         )
 
     @property
-    def chosen(self) -> list[Trial]:
+    def chosen(self) -> list[SettingRuns]:
         """Each method's best setting on validation data, the best method first."""
-        return sorted((best(trials) for trials in self.trials.values()), key=Trial.rank)
+        return sorted((best(trials) for trials in self.trials.values()), key=SettingRuns.rank)
 
     @property
     def unselected(self) -> list[str]:
         """Methods with several settings and no validation score to choose by: their first is shown."""
         return [method for method, trials in self.trials.items() if len(trials) > 1 and best(trials).rank()[0]]
 
-    def setting(self, record: Record) -> Setting:
+    def setting(self, record: Record) -> KeyValues:
         return setting_of(record, self.keys[method_of(record)])
 
 
-def best(trials: Sequence[Trial]) -> Trial:
+def best(trials: Sequence[SettingRuns]) -> SettingRuns:
     """A setting with fewer finished seeds than another has not been tried as hard, and does not compete.
 
     Of equal ones it is the first by name, as the sweep chooses.
     """
 
-    def tried(trial: Trial) -> tuple[int, int]:
+    def tried(trial: SettingRuns) -> tuple[int, int]:
         return trial.score.seeds, len(trial.runs)
 
     most = max(map(tried, trials))
     return min((trial for trial in trials if tried(trial) == most), key=lambda trial: (trial.rank(), trial.setting))
 
 
-def common_seeds(trials: Sequence[Trial]) -> tuple[str, ...]:
+def common_seeds(trials: Sequence[SettingRuns]) -> tuple[str, ...]:
     """The seeds that every one of these settings has finished: what can be compared fairly. In two stages that is the
     first seed."""
     return tuple(seed for seed in trials[0].seeds if all(seed in trial.seeds for trial in trials))
 
 
-def on_common_seeds(trials: Sequence[Trial]) -> list[Trial]:
+def on_common_seeds(trials: Sequence[SettingRuns]) -> list[SettingRuns]:
     """The settings on the seeds that all of them have; as they are if there is none."""
     seeds = common_seeds(trials)
     return [trial.on(seeds) for trial in trials] if seeds else list(trials)
@@ -268,10 +268,10 @@ def seeds_text(seeds: Sequence[str]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
 
 
-def tasks_of(records: Sequence[Record], levels: Sequence[float] = (), against: str | None = None) -> list[Task]:
+def tasks_of(records: Sequence[Record], levels: Sequence[float] = (), against: str | None = None) -> list[TaskRuns]:
     """Records sorted by task, in the order in which tasks first appear. Records that do not know their method are left
     out."""
-    groups: dict[Setting, list[Record]] = {}
+    groups: dict[KeyValues, list[Record]] = {}
     for record in records:
         if plain_method(record) != UNKNOWN:
             groups.setdefault(task_of(record.config), []).append(record)
@@ -295,7 +295,7 @@ def schedule_of(record: Record) -> str:
     return str(record.config.get("schedule.name", UNKNOWN))
 
 
-def _task(values: Setting, records: Sequence[Record], levels: Sequence[float], against: str | None) -> Task:
+def _task(values: KeyValues, records: Sequence[Record], levels: Sequence[float], against: str | None) -> TaskRuns:
     measure = _measure(records)
     select = _select(records, measure)
     by_method: dict[str, list[Record]] = {}
@@ -309,7 +309,7 @@ def _task(values: Setting, records: Sequence[Record], levels: Sequence[float], a
     }
     trials = {method: _trials(method, runs, keys[method], measure, select) for method, runs in by_method.items()}
     tried = {method: found for method, found in trials.items() if found}
-    return Task(values, measure, select, tuple(records), keys, tried, tuple(levels), against)
+    return TaskRuns(values, measure, select, tuple(records), keys, tried, tuple(levels), against)
 
 
 def _measure(records: Sequence[Record]) -> Measure:
@@ -364,8 +364,8 @@ def usable(record: Record, measure: Measure) -> bool:
 
 def _trials(
     method: str, records: Sequence[Record], keys: Sequence[str], measure: Measure, select: Measure
-) -> list[Trial]:
-    groups: dict[Setting, list[Record]] = {}
+) -> list[SettingRuns]:
+    groups: dict[KeyValues, list[Record]] = {}
     for record in records:
         groups.setdefault(setting_of(record, keys), []).append(record)
     trials = []
@@ -376,5 +376,7 @@ def _trials(
                 per_seed.setdefault(seed_of(record), record)
         finished = tuple(per_seed[seed] for seed in sorted(per_seed, key=lambda seed: (as_float(seed), seed)))
         if finished:
-            trials.append(Trial(method, setting, finished, len({seed_of(record) for record in runs}), measure, select))
+            trials.append(
+                SettingRuns(method, setting, finished, len({seed_of(record) for record in runs}), measure, select)
+            )
     return trials

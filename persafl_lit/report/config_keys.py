@@ -8,10 +8,10 @@ from typing import Any
 
 from persafl_lit.report.record import Record
 
-Setting = tuple[tuple[str, str], ...]
+KeyValues = tuple[tuple[str, str], ...]
 """(key, value as text) pairs; text, so that lists compare and 25 read back as 25.0 is the same setting."""
 
-NEUTRAL = (
+IGNORED_KEYS = (
     "seed",
     "method.name",
     "executor",
@@ -57,7 +57,7 @@ def in_group(key: str, groups: Iterable[str]) -> bool:
 
 def is_neutral(key: str) -> bool:
     """Whether a key says only where, how fast or how often: runs that differ in it alone are the same experiment."""
-    return key in NEUTRAL or in_group(key, NEUTRAL_GROUPS) or key.startswith(("eval.metrics", "eval.direction"))
+    return key in IGNORED_KEYS or in_group(key, NEUTRAL_GROUPS) or key.startswith(("eval.metrics", "eval.direction"))
 
 
 def is_task(key: str) -> bool:
@@ -65,7 +65,7 @@ def is_task(key: str) -> bool:
     return not is_neutral(key) and (key in TASK or in_group(key, TASK_GROUPS))
 
 
-def task_of(config: Mapping[str, Any]) -> Setting:
+def task_of(config: Mapping[str, Any]) -> KeyValues:
     return tuple((key, text_of(config[key])) for key in sorted(config) if is_task(key))
 
 
@@ -75,15 +75,15 @@ def varied_keys(records: Sequence[Record]) -> list[str]:
     return [key for key in keys if len({text_of(record.config.get(key)) for record in records}) > 1]
 
 
-def setting_of(record: Record, keys: Sequence[str]) -> Setting:
+def setting_of(record: Record, keys: Sequence[str]) -> KeyValues:
     return tuple((key, text_of(record.config.get(key))) for key in keys)
 
 
-def setting_text(setting: Setting) -> str:
+def setting_text(setting: KeyValues) -> str:
     return ", ".join(f"{key}={value}" for key, value in setting) or "as configured"
 
 
-def differing(tasks: Sequence[Setting]) -> list[str]:
+def differing(tasks: Sequence[KeyValues]) -> list[str]:
     """The keys by which tasks differ."""
     values = [dict(task) for task in tasks]
     return [

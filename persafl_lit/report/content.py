@@ -9,17 +9,17 @@ from typing import Any
 from persafl_lit.common.csv_table import to_csv
 from persafl_lit.errors import ConfigError, closest
 from persafl_lit.report import table_rows as rows
-from persafl_lit.report.aggregate import ACCURACY, Task, Trial, tasks_of
+from persafl_lit.report.aggregate import ACCURACY, SettingRuns, TaskRuns, tasks_of
 from persafl_lit.report.chart import Chart, Heat, file_stem
 from persafl_lit.report.config_keys import NONE, differing
 from persafl_lit.report.export import curves_csv, runs_csv
 from persafl_lit.report.prose import method_words, missing, verdict
 from persafl_lit.report.record import Record
-from persafl_lit.report.tables import Table, latex_file, table_of
+from persafl_lit.report.tables import TextTable, latex_file, table_of
 from persafl_lit.report.task_charts import charts_of, value_chart
 
 MOST_NAMED_KEYS = 4
-IDENTITY = ("method", "setting", "seed")
+ID_COLUMNS = ("method", "setting", "seed")
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Part:
     heading: str
     """Empty if there is only one."""
     verdict: str
-    task: Task | None
+    task: TaskRuns | None
     charts: list[tuple[str, Chart | Heat]]
     """With the stem of their files."""
-    table: Table | None
+    table: TextTable | None
     words: list[str]
     suffix: str = ""
     """Of file names."""
@@ -43,8 +43,8 @@ class Content:
     title: str
     lead: list[str]
     parts: list[Part]
-    runs: Table
-    missing: Table
+    runs: TextTable
+    missing: TextTable
     words: list[tuple[str, list[str]]]
     """(heading, sentences): what holds for all parts comes first, under no heading."""
     files: dict[str, str]
@@ -74,12 +74,12 @@ def content_of(
     )
 
 
-def _check_levels(tasks: Sequence[Task], levels: Sequence[float]) -> None:
+def _check_levels(tasks: Sequence[TaskRuns], levels: Sequence[float]) -> None:
     if tasks and max(levels, default=0.0) > 1 and all(task.measure is ACCURACY for task in tasks):
         raise ConfigError(f"no accuracy reaches a level above 1; got {max(levels):g}, write 0.7 for 70 %")
 
 
-def _check_reference(tasks: Sequence[Task], against: str | None) -> None:
+def _check_reference(tasks: Sequence[TaskRuns], against: str | None) -> None:
     methods = sorted({trial.method for task in tasks for trial in task.chosen})
     if against and methods and not any(trial.is_called(against) for task in tasks for trial in task.chosen):
         raise ConfigError(
@@ -95,7 +95,7 @@ def _words(parts: Sequence[Part]) -> list[tuple[str, list[str]]]:
     return [(heading, texts) for heading, texts in [("", common), *own] if texts]
 
 
-def _part(task: Task, name: str, suffix: str) -> Part:
+def _part(task: TaskRuns, name: str, suffix: str) -> Part:
     charts = [(file_stem(chart.name) + suffix, chart) for chart in charts_of(task)]
     table = rows.summary_table(task) if task.chosen or task.unchanged else None
     return Part(name, verdict(task), task, _unique(charts), table, method_words(task), suffix)
@@ -111,7 +111,7 @@ def _unique(charts: list[tuple[str, Chart | Heat]]) -> list[tuple[str, Chart | H
     return named
 
 
-def _task_names(tasks: Sequence[Task]) -> list[str]:
+def _task_names(tasks: Sequence[TaskRuns]) -> list[str]:
     """What tells each task from the others: data.name=mnist; nothing if there is only one."""
     keys = differing([task.values for task in tasks])
     named = [key for key in keys if key.endswith(".name")] or keys
@@ -123,13 +123,13 @@ def _task_names(tasks: Sequence[Task]) -> list[str]:
     )
 
 
-def _across(tasks: Sequence[Task]) -> list[Part]:
+def _across(tasks: Sequence[TaskRuns]) -> list[Part]:
     """Where exactly one key makes the tasks (say, classes per client), the methods over its values."""
     keys = differing([task.values for task in tasks])
     if len(keys) != 1 or len({task.measure for task in tasks}) != 1:
         return []
     (key,) = keys
-    methods: dict[str, dict[str, Trial]] = {}
+    methods: dict[str, dict[str, SettingRuns]] = {}
     for task in tasks:
         for trial in task.chosen:
             methods.setdefault(trial.method, {})[dict(task.values).get(key, NONE)] = trial
@@ -142,7 +142,7 @@ def _across(tasks: Sequence[Task]) -> list[Part]:
     return [Part(f"Across {key}", "", None, [(file_stem(chart.name), chart)], None, [])]
 
 
-def _lead(records: Sequence[Record], tasks: Sequence[Task]) -> list[str]:
+def _lead(records: Sequence[Record], tasks: Sequence[TaskRuns]) -> list[str]:
     if not records:
         return ["There are no runs in this report."]
     lead = [_progress(records)]
@@ -183,7 +183,7 @@ def _progress(records: Sequence[Record]) -> str:
     return f"{text}; {failed} failed, {pruned} pruned." if pruned else f"{text}; {failed} failed."
 
 
-def _csv_files(records: Sequence[Record], tasks: Sequence[Task], names: Sequence[str]) -> dict[str, str]:
+def _csv_files(records: Sequence[Record], tasks: Sequence[TaskRuns], names: Sequence[str]) -> dict[str, str]:
     named = list(zip(tasks, names, strict=True))
     return {
         "summary.csv": to_csv(
@@ -198,12 +198,12 @@ def _csv_files(records: Sequence[Record], tasks: Sequence[Task], names: Sequence
 
 
 def _latex_files(
-    tasks: Sequence[Task], names: Sequence[str], parts: Sequence[Part], run_rows: Sequence[dict[str, Any]]
+    tasks: Sequence[TaskRuns], names: Sequence[str], parts: Sequence[Part], run_rows: Sequence[dict[str, Any]]
 ) -> dict[str, str]:
     """What the page shows as tables, and the other CSV files' main columns."""
     named = list(zip(tasks, names, strict=True))
     further = dict.fromkeys(measure.client_column for task in tasks for measure in task.further)
-    columns = ("task", *IDENTITY, "client", "arrivals", "samples", "test_accuracy", "test_loss", *further)
+    columns = ("task", *ID_COLUMNS, "client", "arrivals", "samples", "test_accuracy", "test_loss", *further)
     clients = table_of([row for task, name in named for row in rows.client_rows(task, name)], columns)
     tables = {
         "summary": [part.table for part in parts if part.table],

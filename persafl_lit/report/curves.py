@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from persafl_lit.report.aggregate import Measure, Trial, as_float, column, in_summary
+from persafl_lit.report.aggregate import Measure, SettingRuns, as_float, column, in_summary
 from persafl_lit.report.config_keys import NONE, text_of
 from persafl_lit.report.record import Record
 
@@ -89,7 +89,7 @@ def curve_of(record: Record, name: str, axis: Axis = TIME) -> tuple[np.ndarray, 
     return x[last], values[last]
 
 
-def mean_curve(trial: Trial, name: str, axis: Axis = TIME) -> MeanCurve | None:
+def mean_curve(trial: SettingRuns, name: str, axis: Axis = TIME) -> MeanCurve | None:
     """On the union of the runs' evaluations, linearly interpolated, as far as every run goes; None without curves."""
     curves = [(x, values) for x, values in (curve_of(record, name, axis) for record in trial.runs) if len(x)]
     if not curves:

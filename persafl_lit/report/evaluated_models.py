@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from persafl_lit.report.aggregate import Spread, Task, Trial, in_summary, spread
+from persafl_lit.report.aggregate import SettingRuns, Spread, TaskRuns, in_summary, spread
 from persafl_lit.report.chart import Chart, Series
 from persafl_lit.report.palette import value_style
 from persafl_lit.report.tables import with_spread
@@ -17,7 +17,7 @@ MODELS = {
 }
 
 
-def evaluated_models(task: Task) -> Chart:
+def evaluated_models(task: TaskRuns) -> Chart:
     """Bars per method: the test score of each of its models at the end of the run."""
     series = []
     for number, ((model, state), label) in enumerate(MODELS.items()):
@@ -45,5 +45,5 @@ def evaluated_models(task: Task) -> Chart:
     )
 
 
-def _score(trial: Trial, model: str, state: str) -> Spread:
+def _score(trial: SettingRuns, model: str, state: str) -> Spread:
     return spread(in_summary(record, "models", model, state, "test") for record in trial.runs)

@@ -11,7 +11,7 @@ from persafl_lit.report.aggregate import plain_method, seed_of
 from persafl_lit.report.config_keys import is_neutral, text_of
 from persafl_lit.report.record import Record, note_of
 
-IDENTITY = ("method", "seed", "status", "trial")
+EXPORT_COLUMNS = ("method", "seed", "status", "trial")
 RESULTS = ("sim_time", "updates", "versions", "grad_evals", "accuracy.val", "accuracy.test")
 COSTS = ("bytes_communicated", "wall_seconds")
 FURTHER = (
@@ -27,7 +27,7 @@ CURVES = (
 )
 
 
-AGGREGATES = ("val", "test", "std", "worst_decile", "global", "weighted", "median", "gap")
+EXPORTED_AGGREGATES = ("val", "test", "std", "worst_decile", "global", "weighted", "median", "gap")
 """Of a metric beside accuracy and loss, `metrics.f1.val`: the columns metrics_f1_val, ..., metrics_f1_direction."""
 
 
@@ -43,7 +43,7 @@ def key_of(metric: str) -> str:
 def runs_csv(records: Sequence[Record]) -> str:
     """One row per run, finished or not; results only of finished ones. Floats read back to the same bits. Where runs
     were found by several targets, a column says by which."""
-    fixed = {*IDENTITY, *map(column_of, (*RESULTS, *COSTS, *FURTHER))}
+    fixed = {*EXPORT_COLUMNS, *map(column_of, (*RESULTS, *COSTS, *FURTHER))}
     varied = {key: f"config.{key}" if key in fixed else key for key in _varied(records)}
     scores = sorted({key for record in records for key in _further_scores(record)})
     targets = any(record.target for record in records)
@@ -58,7 +58,7 @@ def runs_csv(records: Sequence[Record]) -> str:
     return to_csv(
         rows,
         [
-            *IDENTITY,
+            *EXPORT_COLUMNS,
             *map(column_of, RESULTS),
             COSTS[0],
             "version",
@@ -113,7 +113,7 @@ def _further_scores(record: Record) -> list[str]:
     groups = [*(f"beside.{rule}" for rule in rules or ()), "holdout.accuracy"]
     keys = [f"{group}.{split}" for group in groups for split in ("val", "test")]
     metrics = _in_summary(record, "metrics") or ()
-    keys += [f"metrics.{name}.{about}" for name in metrics for about in (*AGGREGATES, "direction")]
+    keys += [f"metrics.{name}.{about}" for name in metrics for about in (*EXPORTED_AGGREGATES, "direction")]
     return [key for key in keys if _in_summary(record, key) is not None]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from persafl_lit.report.aggregate import Task
+from persafl_lit.report.aggregate import TaskRuns
 from persafl_lit.report.chart import Chart, Heat, Series, short
 from persafl_lit.report.palette import Style
 from persafl_lit.report.schedules import (
@@ -22,13 +22,13 @@ from persafl_lit.report.schedules import (
     usable_timeline,
 )
 from persafl_lit.timeline import Timeline
-from persafl_lit.timeline.drawing import draw
+from persafl_lit.timeline.drawing import draw_timelines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMATS = ("png", "svg")
+FIGURE_FORMATS = ("png", "svg")
 MOST_PANELS = 3
 # Fixed ids and no date: the same runs give the same files.
 SAME = {"svg.hashsalt": "persafl"}
@@ -54,7 +54,7 @@ def draw_chart(chart: Chart | Heat, folder: Path, stem: str) -> list[Path]:
         return _save(figure, folder, stem)
 
 
-def draw_schedules(task: Task, folder: Path, stem: str) -> tuple[list[Path], str]:
+def draw_schedules(task: TaskRuns, folder: Path, stem: str) -> tuple[list[Path], str]:
     """The beginning of each schedule, side by side, and a caption; no files if there is no timeline."""
     drawn = [(text, records[0]) for text, records in schedules_of(task).items()][:MOST_PANELS]
     timelines = [timeline for _, record in drawn if (timeline := usable_timeline(record)) is not None]
@@ -66,10 +66,10 @@ def draw_schedules(task: Task, folder: Path, stem: str) -> tuple[list[Path], str
         panels.append((_plain(text), beginning(timeline, window), buffer_of(record)))
     phases = all(timeline.activity is not None for timeline in timelines)
     steps = drawn[0][1].config.get("local_steps", 1)
-    files = [folder / f"{stem}.{suffix}" for suffix in FORMATS]
+    files = [folder / f"{stem}.{suffix}" for suffix in FIGURE_FORMATS]
     with _figures(SAME):
         for file in files:
-            draw(panels, file, int(steps) if phases and isinstance(steps, int) else 1)
+            draw_timelines(panels, file, int(steps) if phases and isinstance(steps, int) else 1)
     shown = min(SHOWN_CLIENTS, max(timeline.clients for timeline in timelines))
     caption = (
         f"The first {shown} clients until time {window:.3g}, one seed; the active share below is of these clients."
@@ -94,7 +94,7 @@ def _figures(look: dict[str, Any]) -> Iterator[Any]:
 
 
 def _save(figure: Figure, folder: Path, stem: str) -> list[Path]:
-    files = [folder / f"{stem}.{suffix}" for suffix in FORMATS]
+    files = [folder / f"{stem}.{suffix}" for suffix in FIGURE_FORMATS]
     for file in files:
         figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
     return files

@@ -10,7 +10,7 @@ from pathlib import Path
 from persafl_lit.report.chart import Chart, Heat, short, with_others
 from persafl_lit.report.content import Content, Part
 from persafl_lit.report.plotly_figures import plot, to_json
-from persafl_lit.report.tables import Table, html_text, markdown_text
+from persafl_lit.report.tables import TextTable, html_text, markdown_text
 
 STYLE = """
 :root { color-scheme: light; }
@@ -182,7 +182,7 @@ def _switch(stem: str, chart: Chart | Heat) -> str:
     return f'<fieldset class="switch" data-plot="plot-{html_text(stem)}">{legend}{"".join(buttons)}</fieldset>'
 
 
-def _table(heading: str, table: Table, otherwise: str = "") -> str:
+def _table(heading: str, table: TextTable, otherwise: str = "") -> str:
     return f"<h2>{html_text(heading)}</h2>\n{table.html() if table.rows else f'<p>{otherwise}</p>'}"
 
 

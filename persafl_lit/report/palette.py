@@ -19,7 +19,7 @@ BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE, GREY = (
 )
 COLOURS = (BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE, GREY)
 
-# The same shape in both libraries. Known methods never use the strangers' markers.
+# The same shape in both libraries. Known methods never use the markers of unknown ones.
 PLOTLY_MARKERS = {
     "o": "circle",
     "s": "square",

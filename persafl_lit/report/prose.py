@@ -9,8 +9,8 @@ from persafl_lit.report.aggregate import (
     ACCURACY,
     SELECTABLE,
     UNKNOWN,
-    Task,
-    Trial,
+    SettingRuns,
+    TaskRuns,
     best,
     common_seeds,
     final,
@@ -25,12 +25,12 @@ from persafl_lit.report.config_keys import NONE, finetune_text, setting_text, te
 from persafl_lit.report.curves import FEW_POINTS, mean_curve, untrained_and_best
 from persafl_lit.report.record import UNCHANGED, Record, model_changed
 from persafl_lit.report.table_rows import REFERENCE, curves_of, levels, thinned_curves, too_low
-from persafl_lit.report.tables import Table, with_spread
+from persafl_lit.report.tables import TextTable, with_spread
 
 DIRECTIONS = {1: "higher is better", -1: "lower is better", 0: "which values are better is not known"}
 
 
-def verdict(task: Task) -> str:
+def verdict(task: TaskRuns) -> str:
     """The best method of a task in one or two sentences."""
     if not task.chosen:
         unchanged = (
@@ -59,7 +59,7 @@ def verdict(task: Task) -> str:
     return text
 
 
-def method_words(task: Task) -> list[str]:
+def method_words(task: TaskRuns) -> list[str]:
     """How the numbers of a task came about."""
     if not task.chosen:
         return ["None of these runs is a result. The table of runs says what became of them."]
@@ -108,7 +108,7 @@ def method_words(task: Task) -> list[str]:
     return words
 
 
-def _choice_words(task: Task) -> list[str]:
+def _choice_words(task: TaskRuns) -> list[str]:
     tried = ", ".join(f"{method} {len(trials)}" for method, trials in task.trials.items())
     better = "highest" if task.select.sign > 0 else "lowest"
     words = [
@@ -137,7 +137,7 @@ def _choice_words(task: Task) -> list[str]:
     return words + [f"Seeds of the choice, {', '.join(methods)}: {text}" for text, methods in staged.items()]
 
 
-def _seed_words(trials: Sequence[Trial]) -> str:
+def _seed_words(trials: Sequence[SettingRuns]) -> str:
     """Which seeds decided, where settings have different ones."""
     chosen, common = best(trials), common_seeds(trials)
     rivals = [trial for trial in trials if trial is not chosen]
@@ -156,7 +156,7 @@ def _seed_words(trials: Sequence[Trial]) -> str:
     return text
 
 
-def _rule_words(task: Task) -> list[str]:
+def _rule_words(task: TaskRuns) -> list[str]:
     config = task.chosen[0].runs[0].config
     words = [
         (
@@ -182,7 +182,7 @@ def _rule_words(task: Task) -> list[str]:
     return words
 
 
-def _column_words(task: Task) -> str:
+def _column_words(task: TaskRuns) -> str:
     text = "Columns: the global model is the shared one without fine-tuning; "
     text += (
         "worst decile is the mean of the worst tenth of clients; the own model is what a client keeps, or what the "
@@ -194,7 +194,7 @@ def _column_words(task: Task) -> str:
     )
 
 
-def _spread_words(task: Task) -> str:
+def _spread_words(task: TaskRuns) -> str:
     text = "± is the sample standard deviation over seeds (divided by n - 1); with one seed there is none. "
     text += (
         "Intervals are Student's t over seeds, those of differences the paired t test's; seeds of which one also "
@@ -205,7 +205,7 @@ def _spread_words(task: Task) -> str:
     return text
 
 
-def _level_words(task: Task) -> list[str]:
+def _level_words(task: TaskRuns) -> list[str]:
     """How times to reach a level are to be read."""
     wanted, curves = levels(task), curves_of(task)
     if not wanted or not curves:
@@ -232,12 +232,12 @@ def _level_words(task: Task) -> list[str]:
         )
         if low := too_low(task):
             start, end = untrained_and_best(curves, task.measure.sign)
-            text += f" No speed-up is told at {', '.join(f'{level:g}' for level in low)}: below halfway between"
+            text += f" No speed-up is given at {', '.join(f'{level:g}' for level in low)}: below halfway between"
             text += f" the untrained model ({start:.3f}) and the best method ({end:.3f})."
     return [text]
 
 
-def _point_words(task: Task) -> list[str]:
+def _point_words(task: TaskRuns) -> list[str]:
     """Curves that have few points, and why."""
     words = []
     if thinned := thinned_curves(task):
@@ -256,7 +256,7 @@ def _point_words(task: Task) -> list[str]:
     return words
 
 
-def missing(records: Sequence[Record], tasks: Sequence[Task]) -> Table:
+def missing(records: Sequence[Record], tasks: Sequence[TaskRuns]) -> TextTable:
     """Runs that are in no figure, and why."""
     counted = {id(record): task for task in tasks for record in task.records}
     rows = []
@@ -268,10 +268,10 @@ def missing(records: Sequence[Record], tasks: Sequence[Task]) -> Table:
         rows.append(
             [method_of(record), setting, seed_of(record), record.status, _reason(record, task), str(record.run_id)]
         )
-    return Table(("method", "setting", "seed", "status", "why", "run"), rows, long=frozenset({"setting", "why"}))
+    return TextTable(("method", "setting", "seed", "status", "why", "run"), rows, long=frozenset({"setting", "why"}))
 
 
-def _reason(record: Record, task: Task | None) -> str:
+def _reason(record: Record, task: TaskRuns | None) -> str:
     if record.error:
         return record.error
     if record.pruned:
@@ -290,7 +290,7 @@ def _reason(record: Record, task: Task | None) -> str:
     )
 
 
-def _seeds(trial: Trial) -> str:
+def _seeds(trial: SettingRuns) -> str:
     names = ", ".join(seed_of(record) for record in trial.runs)
     short = "" if trial.begun == len(trial.runs) else f" of {trial.begun} begun"
     alone = "" if len(trial.runs) > 1 or math.isfinite(trial.test.std) else ", so no spread is known"

@@ -8,7 +8,8 @@ from typing import Any
 
 from persafl_lit.timeline import Timeline
 
-UNCHANGED = "no result: the model never changed"
+NEVER_CHANGED = "the model never changed"
+UNCHANGED = f"no result: {NEVER_CHANGED}"
 
 
 def model_changed(summary: Mapping[str, Any] | None) -> bool:

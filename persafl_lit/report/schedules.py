@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from persafl_lit.report.aggregate import Task, as_float, in_summary, method_of
+from persafl_lit.report.aggregate import TaskRuns, as_float, in_summary, method_of
 from persafl_lit.report.config_keys import NONE, number_of, text_of
 from persafl_lit.report.record import Record
 from persafl_lit.timeline import Activity, Timeline
@@ -37,7 +37,7 @@ def schedule_text(record: Record) -> str:
     return f"{name}({', '.join(f'{key}={value}' for key, value in values.items())})" if values else name
 
 
-def schedules_of(task: Task) -> dict[str, list[Record]]:
+def schedules_of(task: TaskRuns) -> dict[str, list[Record]]:
     """The chosen runs that have a timeline, by schedule, one run per distinct timeline; where gradients take time, also
     by method."""
     found: dict[str, dict[str, Record]] = {}

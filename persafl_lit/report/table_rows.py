@@ -11,9 +11,9 @@ from persafl_lit.report.aggregate import (
     ACCURACY,
     LOSS,
     Measure,
+    SettingRuns,
     Spread,
-    Task,
-    Trial,
+    TaskRuns,
     as_float,
     final,
     in_summary,
@@ -36,7 +36,7 @@ from persafl_lit.report.record import UNCHANGED, Record, note_of
 from persafl_lit.report.schedules import staleness
 from persafl_lit.report.tables import (
     MISSING,
-    Table,
+    TextTable,
     bytes_text,
     difference_text,
     interval_text,
@@ -49,7 +49,7 @@ REFERENCE = "fedavg"
 """What times are compared with unless another method is asked for."""
 HELD_OUT = "held-out clients"
 WORST, GLOBAL = ("worst decile", "worst_decile"), ("global model", "global")
-AGGREGATES = ("val", "test", "worst_decile", "global")
+SUMMARY_AGGREGATES = ("val", "test", "worst_decile", "global")
 """What summary.csv has of further metrics."""
 SUMMARY_COLUMNS = ("task", "method", "setting", "seeds", "seeds_begun", "selected_on")
 RUN_COLUMNS = ("task", "run_id", "method", "setting", "seed", "status", "versions", "val", "test", "error", "note")
@@ -60,7 +60,7 @@ CLIENT_COLUMNS = ("task", "method", "setting", "chosen", "seed", "run_id", "stat
 class Facts:
     """What the tables tell of a method's chosen setting."""
 
-    trial: Trial
+    trial: SettingRuns
     scores: dict[str, Spread]
     further: dict[str, dict[str, Spread]]
     """Of metrics beside the one that the task is judged by, by name and aggregate."""
@@ -91,24 +91,24 @@ class Timing(NamedTuple):
         )
 
 
-def levels(task: Task) -> list[float]:
+def levels(task: TaskRuns) -> list[float]:
     """The scores whose times are compared: those asked for, or some that the curves suggest."""
     if task.levels:
         return list(task.levels)
     return thresholds(curves_of(task), task.measure)
 
 
-def curves_of(task: Task) -> list[MeanCurve]:
+def curves_of(task: TaskRuns) -> list[MeanCurve]:
     return [curve for trial in task.chosen if (curve := mean_curve(trial, task.measure.test)) is not None]
 
 
-def too_low(task: Task) -> list[float]:
-    """Levels at which no speed-up is told: below halfway between the untrained model's score and the best method's."""
+def too_low(task: TaskRuns) -> list[float]:
+    """Levels at which no speed-up is given: below halfway between the untrained model's score and the best method's."""
     curves, sign = curves_of(task), task.measure.sign
     return [level for level in levels(task) if not curves or sign * level < sign * halfway(curves, sign)]
 
 
-def facts(task: Task) -> list[Facts]:
+def facts(task: TaskRuns) -> list[Facts]:
     wanted, low, best = levels(task), too_low(task), task.reference(None)
     quickest = task.reference(REFERENCE)
     reached = {trial.method: _reached(trial, wanted) for trial in task.chosen}
@@ -124,25 +124,25 @@ def facts(task: Task) -> list[Facts]:
             times[level] = Timing(own[level] if own else None, gain, own is not None)
         difference = trial.minus(best) if best is not None and best is not trial else None
         further = {
-            measure.kind: {name: trial.over_seeds(f"{measure.kind}.{name}") for name in AGGREGATES}
+            measure.kind: {name: trial.over_seeds(f"{measure.kind}.{name}") for name in SUMMARY_AGGREGATES}
             for measure in task.further
         }
         told.append(Facts(trial, _scores(trial), further, _costs(trial), times, difference, _evaluations(trial)))
     return told
 
 
-def _reached(trial: Trial, wanted: Sequence[float]) -> dict[float, Reached | None] | None:
+def _reached(trial: SettingRuns, wanted: Sequence[float]) -> dict[float, Reached | None] | None:
     """None without a curve."""
     curve = mean_curve(trial, trial.measure.test)
     return None if curve is None else {level: time_to_reach(curve, level, trial.measure.sign) for level in wanted}
 
 
-def thinned_curves(task: Task) -> str:
+def thinned_curves(task: TaskRuns) -> str:
     """fedavg 4 of 11, fedasync 6 of 11: the chosen settings' curves from which evaluations were left out."""
     return ", ".join(f"{trial.method} {told}" for trial in task.chosen if " of " in (told := _evaluations(trial)))
 
 
-def _evaluations(trial: Trial) -> str:
+def _evaluations(trial: SettingRuns) -> str:
     """Of the run that has the fewest, and of how many if some were left out."""
     curve = mean_curve(trial, trial.measure.test)
     if curve is None:
@@ -159,7 +159,7 @@ FURTHER_MODELS = {
 """Columns of what is measured beside the common fine-tuning, with `eval.beside=[own]`."""
 
 
-def _scores(trial: Trial) -> dict[str, Spread]:
+def _scores(trial: SettingRuns) -> dict[str, Spread]:
     """Other than the main ones: the worst clients, the shared model, further fine-tuning rules and held-out clients,
     where known."""
     kind = trial.measure.kind
@@ -186,7 +186,7 @@ def _held_out(record: Record, measure: Measure) -> float:
     return in_summary(record, "holdout", *path, "test")
 
 
-def _costs(trial: Trial) -> dict[str, Spread]:
+def _costs(trial: SettingRuns) -> dict[str, Spread]:
     """What the runs took and saw."""
     stale = [staleness(record) for record in trial.runs]
     worst = spread(most for _, most in stale)
@@ -211,7 +211,7 @@ def _mapping(values: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else {}
 
 
-def summary_rows(task: Task, name: str) -> list[dict[str, Any]]:
+def summary_rows(task: TaskRuns, name: str) -> list[dict[str, Any]]:
     """One row per method, for summary.csv."""
     rows = []
     for told in facts(task):
@@ -269,12 +269,12 @@ def summary_rows(task: Task, name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def no_results(task: Task) -> list[str]:
+def no_results(task: TaskRuns) -> list[str]:
     """Methods of which no run is a result, because their models never changed."""
     return [method for method in task.unchanged if method not in task.trials]
 
 
-def summary_table(task: Task) -> Table:
+def summary_table(task: TaskRuns) -> TextTable:
     """The same for readers: mean ± std over seeds."""
     kind, all_told, best = task.measure.kind, facts(task), task.reference(None)
     known = dict.fromkeys(name for told in all_told for name, value in told.scores.items() if value.seeds)
@@ -311,10 +311,10 @@ def summary_table(task: Task) -> Table:
     for method in no_results(task):
         rows.append(dict.fromkeys(columns, MISSING) | {"method": method, "chosen setting": UNCHANGED, "versions": "0"})
     cells = [list(row.values()) for row in rows]
-    return Table(columns, cells, frozenset(columns[2:]), frozenset({"chosen setting"}), _table_caption(task))
+    return TextTable(columns, cells, frozenset(columns[2:]), frozenset({"chosen setting"}), _table_caption(task))
 
 
-def _table_caption(task: Task) -> str:
+def _table_caption(task: TaskRuns) -> str:
     if not task.chosen:
         return ""
     best, alone = task.reference(None), [trial.method for trial in task.chosen if trial.test.seeds < 2]
@@ -331,14 +331,14 @@ def _table_caption(task: Task) -> str:
     return text + (f" One seed, so no interval: {', '.join(alone)}." if alone else "")
 
 
-def _seeds(trial: Trial) -> str:
+def _seeds(trial: SettingRuns) -> str:
     return str(len(trial.runs)) if len(trial.runs) == trial.begun else f"{len(trial.runs)} of {trial.begun}"
 
 
 # -- runs and clients --------------------------------------------------------------------------------------------------
 
 
-def run_rows(records: Sequence[Record], task: Task | None, name: str) -> list[dict[str, Any]]:
+def run_rows(records: Sequence[Record], task: TaskRuns | None, name: str) -> list[dict[str, Any]]:
     """Every run, finished or not; without a task those that do not say what they are."""
     measure = task.measure if task else ACCURACY
     further = [f"{other.kind}.test" for other in task.further] if task else []
@@ -361,7 +361,7 @@ def run_rows(records: Sequence[Record], task: Task | None, name: str) -> list[di
     return rows
 
 
-def run_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def run_table(rows: Sequence[Mapping[str, Any]]) -> TextTable:
     """The task is named only if there are several."""
     kept = [
         key
@@ -375,10 +375,10 @@ def run_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         scores += [MISSING if row["note"] else number_text(row["further"].get(name)) for name in further]
         cells.append([*(str(row[key]) for key in kept), number_text(row["versions"], 0), *scores, str(row["run_id"])])
     numeric = ("versions", "validation", "test", *further)
-    return Table((*kept, *numeric, "run"), cells, frozenset(numeric), frozenset({"task", "setting"}))
+    return TextTable((*kept, *numeric, "run"), cells, frozenset(numeric), frozenset({"task", "setting"}))
 
 
-def client_rows(task: Task, name: str) -> list[dict[str, Any]]:
+def client_rows(task: TaskRuns, name: str) -> list[dict[str, Any]]:
     """The last evaluation of every run, clients in order of their arrivals."""
     rows = []
     for record, identity in _identified(task, name):
@@ -391,7 +391,7 @@ def client_rows(task: Task, name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _identified(task: Task, name: str) -> list[tuple[Record, dict[str, Any]]]:
+def _identified(task: TaskRuns, name: str) -> list[tuple[Record, dict[str, Any]]]:
     """Records, each with the columns that say which run it is."""
     chosen = {id(record) for trial in task.chosen for record in trial.runs}
     told = []

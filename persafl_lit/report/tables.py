@@ -30,7 +30,7 @@ LATEX |= {
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Cells as text; columns in `numeric` are aligned to the right, those in `long` may break into lines."""
 
     columns: tuple[str, ...]
@@ -85,18 +85,18 @@ class Table:
         return f"\\begin{{table}}\n\\centering\n{caption}\n{table}\n\\end{{table}}\n"
 
 
-def latex_file(tables: Sequence[Table]) -> str:
+def latex_file(tables: Sequence[TextTable]) -> str:
     return "\n".join([LATEX_NEEDS, *(table.latex() for table in tables if table.rows)])
 
 
-def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
+def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> TextTable:
     """Rows as text, numbers to four digits; columns that no row has are left out."""
     kept = tuple(
         column for column in columns if any(not is_unknown(row.get(column)) and row.get(column) != "" for row in rows)
     )
     cells = [[_short_text(row.get(column)) for column in kept] for row in rows]
     numeric = frozenset(column for column in kept if any(isinstance(row.get(column), (int, float)) for row in rows))
-    return Table(kept, cells, numeric)
+    return TextTable(kept, cells, numeric)
 
 
 def _short_text(value: Any) -> str:

@@ -11,9 +11,9 @@ import numpy as np
 
 from persafl_lit.report.aggregate import (
     Measure,
+    SettingRuns,
     Spread,
-    Task,
-    Trial,
+    TaskRuns,
     as_float,
     best,
     common_seeds,
@@ -39,7 +39,7 @@ MOST_PAIRS = 3
 PAIRED_FIRST = ("lam", "alpha", "beta", "tau")
 
 
-def charts_of(task: Task) -> list[Chart | Heat]:
+def charts_of(task: TaskRuns) -> list[Chart | Heat]:
     """Every chart that this task's runs have data for."""
     drawn = (
         over_time(task),
@@ -57,14 +57,14 @@ def score_label(measure: Measure) -> str:
     return f"test {measure.kind} after fine-tuning" + (" (lower is better)" if measure.sign < 0 else "")
 
 
-def over_time(task: Task) -> Chart:
+def over_time(task: TaskRuns) -> Chart:
     """Figures (b) and (c) of the paper."""
     charts = {axis.name: chart for axis in AXES if (chart := _over(task, task.measure, axis)).series}
     time = charts.pop(TIME.name, None)
     return replace(time, others=tuple(charts.items())) if time is not None else _over(task, task.measure, TIME)
 
 
-def further_over_time(task: Task) -> list[Chart]:
+def further_over_time(task: TaskRuns) -> list[Chart]:
     """What else was measured, against simulated time: one figure with a switch; none without further metrics."""
     titled = [
         replace(_over(task, measure, TIME), name=f"metrics_{measure.kind}", title=f"{measure.kind} over {TIME.label}")
@@ -79,7 +79,7 @@ def _switched(charts: Sequence[Chart]) -> list[Chart]:
     return [replace(drawn[0], switch="metric", others=tuple((c.choice, c) for c in drawn[1:]))] if drawn else []
 
 
-def _over(task: Task, measure: Measure, axis: Axis) -> Chart:
+def _over(task: TaskRuns, measure: Measure, axis: Axis) -> Chart:
     """What was reached against simulated time, or against what it took."""
     curves = [(trial, curve) for trial in task.chosen if (curve := mean_curve(trial, measure.test, axis)) is not None]
     series = [_curve(trial.method, curve, trial.style, axis) for trial, curve in curves]
@@ -120,7 +120,7 @@ def _curve(label: str, curve: MeanCurve, style: Style, axis: Axis = TIME) -> Ser
     return Series(label + few, curve.x.tolist(), curve.mean.tolist(), style, notes, curve.std.tolist())
 
 
-def active_share(task: Task) -> Chart:
+def active_share(task: TaskRuns) -> Chart:
     """Figure (a) of the paper."""
     series, caption = (
         [],
@@ -151,11 +151,11 @@ def active_share(task: Task) -> Chart:
     )
 
 
-def per_client(task: Task) -> list[Chart]:
+def per_client(task: TaskRuns) -> list[Chart]:
     return _switched([_per_client(task, measure) for measure in (task.measure, *task.further)])
 
 
-def _per_client(task: Task, measure: Measure) -> Chart:
+def _per_client(task: TaskRuns, measure: Measure) -> Chart:
     series = []
     for trial in task.chosen:
         score = measure.client_column
@@ -185,7 +185,7 @@ def _per_client(task: Task, measure: Measure) -> Chart:
     )
 
 
-def staleness_bars(task: Task) -> Chart:
+def staleness_bars(task: TaskRuns) -> Chart:
     """Methods that are never stale would be one bar of height 1 and flatten the others: they are named instead, unless
     all are such."""
     alike: dict[tuple[float, ...], list[str]] = {}
@@ -231,7 +231,7 @@ def _range(start: int, width: int) -> str:
 # -- what the choice of a setting changes -----------------------------------------------------------------------------
 
 
-def sensitivities(task: Task) -> list[Chart]:
+def sensitivities(task: TaskRuns) -> list[Chart]:
     """One chart per key that some method's finished runs vary."""
     caption = "Mean and standard deviation over seeds: filled marks are test, hollow ones validation." + _others_words(
         task
@@ -243,7 +243,7 @@ def sensitivities(task: Task) -> list[Chart]:
     return charts
 
 
-def curves_by_value(task: Task) -> list[Chart]:
+def curves_by_value(task: TaskRuns) -> list[Chart]:
     """Per key and method that varies it, a curve over time for each value."""
     charts = []
     for key, methods in sorted(_by_value(task).items()):
@@ -271,13 +271,13 @@ def curves_by_value(task: Task) -> list[Chart]:
     return charts
 
 
-def _by_value(task: Task) -> dict[str, dict[str, dict[str, Trial]]]:
+def _by_value(task: TaskRuns) -> dict[str, dict[str, dict[str, SettingRuns]]]:
     """Key, method, value: the best setting with that value, of the keys of which a method's finished runs have several
     values."""
-    values: dict[str, dict[str, dict[str, Trial]]] = {}
+    values: dict[str, dict[str, dict[str, SettingRuns]]] = {}
     for method, trials in task.trials.items():
         for key in task.keys[method]:
-            per_value: dict[str, list[Trial]] = {}
+            per_value: dict[str, list[SettingRuns]] = {}
             for trial in on_common_seeds(trials):
                 per_value.setdefault(dict(trial.setting)[key], []).append(trial)
             if len(per_value) > 1:
@@ -285,7 +285,7 @@ def _by_value(task: Task) -> dict[str, dict[str, dict[str, Trial]]]:
     return values
 
 
-def _others_words(task: Task) -> str:
+def _others_words(task: TaskRuns) -> str:
     if all(len(keys) < 2 for keys in task.keys.values()):
         return ""
     return (
@@ -294,7 +294,7 @@ def _others_words(task: Task) -> str:
     )
 
 
-def _seed_words(task: Task, methods: Iterable[str]) -> str:
+def _seed_words(task: TaskRuns, methods: Iterable[str]) -> str:
     """On which seeds settings are compared, of methods whose settings have different ones."""
     told: dict[str, list[str]] = {}
     for method in methods:
@@ -311,7 +311,7 @@ def _seed_words(task: Task, methods: Iterable[str]) -> str:
 
 
 def value_chart(
-    task: Task, name: str, title: str, caption: str, key: str, methods: dict[str, dict[str, Trial]]
+    task: TaskRuns, name: str, title: str, caption: str, key: str, methods: dict[str, dict[str, SettingRuns]]
 ) -> Chart:
     """Scores over the values of a key; the axis is logarithmic, linear or a list of names, as the values ask for."""
     values = sorted({value for per_value in methods.values() for value in per_value}, key=_by_number)
@@ -353,7 +353,7 @@ def value_chart(
     return replace(chart, ticks=tuple((position[value], value) for value in values), log_x=wide)
 
 
-def heat_maps(task: Task) -> list[Heat]:
+def heat_maps(task: TaskRuns) -> list[Heat]:
     """Validation score by each pair of keys that a method's finished runs vary, those of the papers first, the chosen
     pair marked."""
     maps = []
@@ -365,10 +365,10 @@ def heat_maps(task: Task) -> list[Heat]:
     return maps
 
 
-def _heat_map(task: Task, method: str, pair: tuple[str, str], keys: Sequence[str], pairs: int) -> Heat:
+def _heat_map(task: TaskRuns, method: str, pair: tuple[str, str], keys: Sequence[str], pairs: int) -> Heat:
     """Each cell is the best of the settings that have its two values."""
     trials = task.trials[method]
-    tried: dict[tuple[str, str], list[Trial]] = {}
+    tried: dict[tuple[str, str], list[SettingRuns]] = {}
     for trial in on_common_seeds(trials):
         tried.setdefault(_values_of(trial, pair), []).append(trial)
     cells = {values: best(found) for values, found in tried.items()}
@@ -402,7 +402,7 @@ def _heat_map(task: Task, method: str, pair: tuple[str, str], keys: Sequence[str
     )
 
 
-def _values_of(trial: Trial, pair: tuple[str, str]) -> tuple[str, str]:
+def _values_of(trial: SettingRuns, pair: tuple[str, str]) -> tuple[str, str]:
     setting = dict(trial.setting)
     return setting[pair[0]], setting[pair[1]]
 
@@ -412,7 +412,7 @@ def _known_first(key: str) -> tuple[int, str]:
     return (PAIRED_FIRST.index(name) if name in PAIRED_FIRST else len(PAIRED_FIRST), key)
 
 
-def _cell_note(trial: Trial | None) -> str:
+def _cell_note(trial: SettingRuns | None) -> str:
     if trial is None:
         return "no finished run"
     return (

@@ -15,9 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from persafl_lit.report.record import NEVER_CHANGED
 from persafl_lit.sweep.forecast import Forecast, makespan
-from persafl_lit.sweep.results import UNCHANGED, Outcome
-from persafl_lit.sweep.run_trial import Message
+from persafl_lit.sweep.results import Outcome
+from persafl_lit.sweep.run_trial import TrialMessage
 from persafl_lit.sweep.trials import Trial
 
 MOST_LINES = 8
@@ -44,10 +45,18 @@ class Running:
         return self.share - self.resumed_at
 
 
-class Board:
+class Dashboard:
     """Trials done, under way with their progress, failed, and the time left."""
 
-    def __init__(self, title: str, total: int, lanes: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        lanes: int,
+        clock: Callable[[], float] = time.monotonic,
+        quiet: bool = False,
+    ) -> None:
+        """`quiet`: only failures are shown."""
         self.title, self.total, self.lanes = title, total, lanes
         self.running: dict[str, Running] = {}
         self.counts: Counter[str] = Counter()
@@ -59,28 +68,30 @@ class Board:
         self._forecast = Forecast()
         self._clock = clock
         self._console = Console(stderr=True, highlight=False)
+        self._quiet = quiet
         self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=2, transient=True)
 
-    def __enter__(self) -> Board:
-        if self._console.is_terminal:
+    def __enter__(self) -> Dashboard:
+        if self._console.is_terminal and not self._quiet:
             self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._quiet:
             self._live.stop()
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
-    def say(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True, markup=False)
+    def say(self, text: str, failure: bool = False) -> None:
+        if failure or not self._quiet:
+            self._console.print(text, soft_wrap=True, markup=False)
 
     def starts(self, trial: Trial) -> None:
         self.running[trial.hash] = Running(trial, self._clock())
 
-    def goes_on(self, trial: Trial, message: Message) -> None:
+    def goes_on(self, trial: Trial, message: TrialMessage) -> None:
         running = self.running[trial.hash]
         first = not running.total
         running.updates, running.total = message["updates"], message["total"]
@@ -120,9 +131,10 @@ class Board:
                 if accuracy is not None
                 else outcome.status
             )
-            what = what if outcome.counts or outcome.status != "finished" else f"no result: {UNCHANGED}"
+            what = what if outcome.counts or outcome.status != "finished" else f"no result: {NEVER_CHANGED}"
             self.say(
-                f"{sum(self.counts.values())}/{self.total} {outcome.trial.name}: {what}{self._left(', about {} left')}"
+                f"{sum(self.counts.values())}/{self.total} {outcome.trial.name}: {what}{self._left(', about {} left')}",
+                failure=outcome.status == "failed",
             )
 
     # -- the view -----------------------------------------------------------------------------------------------------

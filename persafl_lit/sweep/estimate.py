@@ -22,7 +22,7 @@ START = 10.0
 REPEATS = 5
 
 
-class Estimate:
+class TimeEstimate:
     """Wall seconds of trials on this machine, one torch thread each."""
 
     def __init__(self) -> None:

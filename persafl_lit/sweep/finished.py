@@ -15,7 +15,7 @@ from persafl_lit import __version__
 from persafl_lit.common.input_files import plain_file
 from persafl_lit.errors import ConfigError, shown
 from persafl_lit.learning.metric_names import MEASURED, SIGNS
-from persafl_lit.report.export import AGGREGATES, COSTS, FURTHER, IDENTITY, RESULTS, column_of, key_of
+from persafl_lit.report.export import COSTS, EXPORT_COLUMNS, EXPORTED_AGGREGATES, FURTHER, RESULTS, column_of, key_of
 from persafl_lit.report.record import UNCHANGED
 from persafl_lit.sweep.plan import Plan, Select
 from persafl_lit.sweep.trials import Trial, first_trials, on_other_seeds
@@ -70,7 +70,7 @@ def read_finished(plan: Plan, files: Sequence[str], any_version: bool = False) -
     for file in files:
         others: dict[str, int] = {}
         elsewhere: dict[str, int] = {}
-        needed = [*IDENTITY, *map(column_of, RESULTS), *([] if any_version else ["version"])]
+        needed = [*EXPORT_COLUMNS, *map(column_of, RESULTS), *([] if any_version else ["version"])]
         rows = list(_rows(file, needed, plan.select.metric))
         curves = _read_curves(Path(file).parent / "curves.csv", _further_names(rows[0][1]) if rows else ())
         for line, cells in rows:
@@ -127,7 +127,7 @@ def _exported(
         if found
     ]
     further = _further_names(cells)
-    metrics = [f"metrics.{name}.{about}" for name in further for about in AGGREGATES]
+    metrics = [f"metrics.{name}.{about}" for name in further for about in EXPORTED_AGGREGATES]
     keys = (*RESULTS, *COSTS, *FURTHER, *beside, "holdout.accuracy.val", "holdout.accuracy.test", *metrics)
     results: dict[str, Any] = {key: _result(place, column_of(key), cells.get(column_of(key), "")) for key in keys}
     results |= {key: _direction(place, key, cells) for name in further if (key := f"metrics.{name}.direction")}
@@ -248,5 +248,5 @@ def _read_curves(path: Path, metrics: Sequence[str]) -> dict[str, dict[str, list
 def _metric(column: str, metrics: Sequence[str]) -> str:
     """accuracy_val is accuracy.val, own_accuracy_test is own.accuracy.test, holdout_f1_test is holdout.f1.test."""
     kinds = "|".join(sorted((*MEASURED, *metrics), key=len, reverse=True))
-    form = rf"^(?:(holdout)_)?(?:(.+?)_)??({kinds})_({'|'.join(AGGREGATES)})$"
+    form = rf"^(?:(holdout)_)?(?:(.+?)_)??({kinds})_({'|'.join(EXPORTED_AGGREGATES)})$"
     return re.sub(form, lambda parts: ".".join(part for part in parts.groups() if part), column)

@@ -17,18 +17,19 @@ from typing import Any
 
 import optuna
 
+from persafl_lit.common.logs import quieted
 from persafl_lit.errors import ConfigError
 from persafl_lit.sweep.plan import Block, Choice, Plan, Range
 from persafl_lit.sweep.results import Outcome
-from persafl_lit.sweep.run_trial import Message
-from persafl_lit.sweep.trials import Setting, Trial, make_trial, rounded
+from persafl_lit.sweep.run_trial import TrialMessage
+from persafl_lit.sweep.trials import Trial, Varied, make_trial, rounded
 
 STATES = optuna.trial.TrialState
 BEFORE_PRUNING = 4
 """Trials that run to their end before any is given up."""
 
 
-class Study:
+class BlockSearch:
     """One block's search."""
 
     def __init__(self, plan: Plan, block: Block, storage: Any) -> None:
@@ -76,17 +77,17 @@ class Adaptive:
     """Trials as Optuna proposes them, block after block."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
-        optuna.logging.set_verbosity(logging.ERROR)
         for block in plan.blocks:
             if not block.varied:
                 raise ConfigError(
                     f"{plan.place(block)}: a search needs something to vary; give a key a list or a range"
                 )
             make_trial(plan, block, _end(block, -1), plan.seeds[0])  # refused now rather than later
-        storage = optuna.storages.RDBStorage(f"sqlite:///{folder.absolute()}/optuna.db")
         self._plan = plan
-        self._studies = [Study(plan, block, storage) for block in plan.blocks]
-        self._under_way: dict[str, list[tuple[Study, optuna.trial.Trial]]] = {}
+        with quieted({"optuna": logging.ERROR}):
+            storage = optuna.storages.RDBStorage(f"sqlite:///{folder.absolute()}/optuna.db")
+            self._studies = [BlockSearch(plan, block, storage) for block in plan.blocks]
+        self._under_way: dict[str, list[tuple[BlockSearch, optuna.trial.Trial]]] = {}
         self._ended = [(study, found) for study in self._studies for found in study.ended()]
         self._steps: Counter[str] = Counter()
 
@@ -102,7 +103,7 @@ class Adaptive:
         """Those of an earlier start are the first that are handed out."""
 
     def next(self) -> Trial | None:
-        if self._ended:  # of an earlier start: the store knows what came of them
+        if self._ended:  # of an earlier start: the store has their results
             study, found = self._ended.pop()
             return make_trial(self._plan, study.block, _setting(study.block, found.params), self._plan.seeds[0])
         for study in self._studies:
@@ -112,7 +113,7 @@ class Adaptive:
                 return trial
         return None
 
-    def prunes(self, trial: Trial, message: Message) -> bool:
+    def prunes(self, trial: Trial, message: TrialMessage) -> bool:
         metric = self._plan.select.metric
         value = message["point"].get(metric)
         if (
@@ -145,7 +146,7 @@ def _suggest(proposed: optuna.trial.Trial, key: str, choice: Choice) -> Any:
     ]  # any value may be listed, not only Optuna's types
 
 
-def _setting(block: Block, params: Mapping[str, Any]) -> Setting:
+def _setting(block: Block, params: Mapping[str, Any]) -> Varied:
     """A setting again from what Optuna keeps of it."""
     return {
         key: choice[params[key]]
@@ -157,7 +158,7 @@ def _setting(block: Block, params: Mapping[str, Any]) -> Setting:
     }
 
 
-def _end(block: Block, which: int) -> Setting:
+def _end(block: Block, which: int) -> Varied:
     return {
         key: (choice.low, choice.high)[which] if isinstance(choice, Range) else choice[which]
         for key, choice in block.varied.items()

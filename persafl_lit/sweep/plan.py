@@ -28,7 +28,7 @@ from persafl_lit.report.record import model_changed
 from persafl_lit.sweep.yaml_lines import Source
 
 KEYS = ("name", "overrides", "grid", "seeds", "select", "search")
-METRICS = {"accuracy.val": 1, "loss.val": -1}
+SELECTION_METRICS = {"accuracy.val": 1, "loss.val": -1}
 """What settings may be chosen by, and whether more is better. Test scores are only ever reported."""
 MOST_TRIALS = 100_000
 
@@ -41,7 +41,7 @@ class Select:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z]\w*\.val", self.metric, re.ASCII):
             raise ConfigError(
-                f"select.metric must be {' or '.join(METRICS)} or NAME.val (nothing is chosen on test data); "
+                f"select.metric must be {' or '.join(SELECTION_METRICS)} or NAME.val (nothing is chosen on test data); "
                 f"got {self.metric!r}"
             )
         if self.stages not in ("one", "two"):
@@ -52,12 +52,12 @@ class Select:
 
     @property
     def sign(self) -> int:
-        return METRICS.get(self.metric, self.direction)
+        return SELECTION_METRICS.get(self.metric, self.direction)
 
     def score(self, summary: Mapping[str, Any]) -> float:
         """Higher is better; nan where a run does not have the metric, or trained nothing."""
         group, _, name = self.metric.partition(".")
-        found = summary[group] if self.metric in METRICS else (summary.get("metrics") or {}).get(group) or {}
+        found = summary[group] if self.metric in SELECTION_METRICS else (summary.get("metrics") or {}).get(group) or {}
         value = found.get(name)
         return math.nan if value is None or not model_changed(summary) else self.sign * float(value)
 
@@ -119,7 +119,7 @@ class Plan:
 
     @property
     def two_stages(self) -> bool:
-        """An adaptive search has two stages by nature: it asks one question of one seed after the other."""
+        """An adaptive search always has two stages: it proposes settings on the first seed only."""
         return self.select.stages == "two" or (self.search is not None and self.search.how == "adaptive")
 
     @property
@@ -129,7 +129,7 @@ class Plan:
         return compose({"tracking.experiment": self.name, **asked}).tracking
 
     def place(self, block: Block, key: str | None = None) -> str:
-        """Where a block, or a key of it, stands in the file."""
+        """File and line of a block, or of a key of it."""
         path = ("grid", block.number) if key is None else ("grid", block.number, key)
         return f"{self.source.name}:{self.source.line(path)}"
 
@@ -173,7 +173,7 @@ def plan_of(source: Source, default_name: str, overrides: Iterable[str] = ()) ->
 
 def _directed(source: Source, select: Select, common: Mapping[str, Any]) -> Select:
     """A metric that selects must say which values are better, before anything runs."""
-    if select.metric in METRICS:
+    if select.metric in SELECTION_METRICS:
         return select
     name = select.metric.removesuffix(".val")
     config = compose(

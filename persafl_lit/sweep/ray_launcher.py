@@ -4,6 +4,7 @@ from its checkpoint where that can be read."""
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -14,30 +15,31 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from persafl_lit.common.limits import cores
+from persafl_lit.common.logs import LogSettings
 from persafl_lit.common.process_memory import keep_freed_memory
 from persafl_lit.engine.executors.ray_cluster import connect
 from persafl_lit.errors import ConfigError, first_line
-from persafl_lit.sweep.run_trial import Message, Order, perform
+from persafl_lit.sweep.run_trial import Order, TrialMessage, run_trial
 
-RETRIES = 5
+TRIAL_RETRIES = 5
 """How often Ray begins a trial again whose process or node was lost."""
 ASKS_EVERY = 1.0
 """Seconds of wall time between a trial's questions whether to stop."""
 
 
 @ray.remote(num_cpus=0)
-class Desk:
-    """Where trials leave word, on the launcher's node; the answer is whether to stop."""
+class TrialEvents:
+    """Actor that collects the events of trials, on the launcher's node; it answers whether to stop."""
 
     def __init__(self) -> None:
-        self._words: list[tuple[str, Message]] = []
+        self._words: list[tuple[str, TrialMessage]] = []
         self._stopping: set[str] = set()
 
-    def tell(self, trial: str, messages: list[Message]) -> bool:
+    def tell(self, trial: str, messages: list[TrialMessage]) -> bool:
         self._words += [(trial, message) for message in messages]
         return trial in self._stopping
 
-    def take(self) -> list[tuple[str, Message]]:
+    def take(self) -> list[tuple[str, TrialMessage]]:
         words, self._words = self._words, []
         return words
 
@@ -46,10 +48,10 @@ class Desk:
 
 
 @ray.remote  # type: ignore[untyped-decorator]
-def _trial(order: Order, desk: Any) -> Message:
+def _trial(order: Order, events: Any) -> TrialMessage:
     """In a process of the cluster."""
     keep_freed_memory()
-    said: list[Message] = []
+    said: list[TrialMessage] = []
     asked_at, stop = 0.0, False
 
     def should_stop() -> bool:
@@ -57,16 +59,23 @@ def _trial(order: Order, desk: Any) -> Message:
         if time.monotonic() - asked_at >= ASKS_EVERY or any("point" in message for message in said):
             asked_at = time.monotonic()
             with contextlib.suppress(ray.exceptions.RayError):  # the launcher may be gone: Ray ends this process then
-                stop = ray.get(desk.tell.remote(order["trial"], list(said)))
+                stop = ray.get(events.tell.remote(order["trial"], list(said)))
             said.clear()
         return stop
 
-    return perform(order, said.append, should_stop)
+    LogSettings(*order["log"]).apply()
+    with _in_folder(order["folder"]):
+        return run_trial(order, said.append, should_stop)
+
+
+def _in_folder(folder: str) -> contextlib.AbstractContextManager[None]:
+    """Relative paths of a config mean the folder where the sweep was started, where this node has it."""
+    return contextlib.chdir(folder) if os.path.isdir(folder) else contextlib.nullcontext()
 
 
 @dataclass
-class Cluster:
-    """A launcher, as `Local` is."""
+class RayLauncher:
+    """Trials as Ray tasks; the methods are those of `LocalLauncher`."""
 
     address: str | None
     uri: str
@@ -75,7 +84,7 @@ class Cluster:
     lanes: int = 0
     """At a time; 0 is as many as the cluster has room for."""
     _calls: dict[Any, str] = field(default_factory=dict)
-    _desk: Any = None
+    _events: Any = None
 
     def begin(self, trials: int) -> None:
         connect(self.address, self.lanes or cores(), "--launcher ray")
@@ -86,7 +95,7 @@ class Cluster:
                 "start `mlflow server` on one of them and set MLFLOW_TRACKING_URI to its address"
             )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._desk = Desk.options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
+        self._events = TrialEvents.options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
         if not self.lanes:
             total = ray.cluster_resources()
             room = [total.get("CPU", 0) / self.cpus] if self.cpus else []
@@ -97,23 +106,23 @@ class Cluster:
         return len(self._calls) < self.lanes
 
     def start(self, order: Order) -> None:
-        task = _trial.options(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=RETRIES)
-        self._calls[task.remote(order, self._desk)] = order["trial"]
+        task = _trial.options(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=TRIAL_RETRIES)
+        self._calls[task.remote(order, self._events)] = order["trial"]
 
-    def events(self, wall_seconds: float) -> Iterator[tuple[str, Message]]:
+    def events(self, wall_seconds: float) -> Iterator[tuple[str, TrialMessage]]:
         done, _ = ray.wait(list(self._calls), num_returns=1, timeout=wall_seconds) if self._calls else ([], [])
-        yield from ray.get(self._desk.take.remote())
+        yield from ray.get(self._events.take.remote())
         for call in done:
             trial = self._calls.pop(call)
             try:
                 yield trial, ray.get(call)
             except ray.exceptions.RayTaskError as error:
-                yield trial, {"accident": f"WorkerError: {type(error.cause).__name__}: {first_line(error.cause)}"}
+                yield trial, {"transient": f"WorkerError: {type(error.cause).__name__}: {first_line(error.cause)}"}
             except ray.exceptions.RayError as error:
-                yield trial, {"accident": f"WorkerError: {first_line(error)}"}
+                yield trial, {"transient": f"WorkerError: {first_line(error)}"}
 
     def stop(self, trial: str | None = None) -> None:
-        ray.get(self._desk.stop.remote([trial] if trial else list(self._calls.values())))
+        ray.get(self._events.stop.remote([trial] if trial else list(self._calls.values())))
 
     def close(self) -> None:
         if ray.is_initialized() and threading.current_thread() is threading.main_thread():

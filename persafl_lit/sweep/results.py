@@ -1,4 +1,4 @@
-"""What came of trials: the table of a sweep, and each method's best setting."""
+"""Results of trials: the table of a sweep, and each method's best setting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from persafl_lit.report.record import model_changed
 from persafl_lit.sweep.plan import Select
 from persafl_lit.sweep.trials import Trial
 
-COLUMNS = (
+RESULT_COLUMNS = (
     "accuracy.val",
     "accuracy.test",
     "accuracy.std",
@@ -29,8 +29,6 @@ COLUMNS = (
     "staleness.max",
     "dropped",
 )
-
-UNCHANGED = "the model never changed"
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def table(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             **{key: _text(flat.get(key, flat.get(f"{key}.name"))) for key in asked},
             "seed": outcome.trial.seed,
         }
-        row |= {"status": outcome.status, **{column: outcome.value(column) for column in COLUMNS}}
+        row |= {"status": outcome.status, **{column: outcome.value(column) for column in RESULT_COLUMNS}}
         rows.append(
             row
             | {"trial": outcome.trial.hash, "error": outcome.error, "note": outcome.note, "imported": outcome.imported}

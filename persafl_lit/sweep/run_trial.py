@@ -1,16 +1,14 @@
-"""One trial, in whatever process: go on from its checkpoint if there is one, and say what came of it in plain
-values."""
+"""Run one trial in the current process, from its checkpoint if there is one; returns plain values."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from persafl_lit.common.lock import Lock
+from persafl_lit.common.logs import LogSettings
 from persafl_lit.errors import (
     CheckpointError,
     Interrupted,
@@ -27,29 +25,31 @@ if TYPE_CHECKING:
     from persafl_lit.learning.scores import Point
 
 EVERY = 0.5
-"""Seconds of wall time between words about progress."""
+"""Seconds of wall time between progress messages."""
 
 ORPHANS = 30.0
-"""Seconds of wall time in which the process of a launcher that died is gone, too."""
+"""Seconds of wall time within which the processes of a launcher that died have ended."""
 
-Message = dict[str, Any]
+TrialMessage = dict[str, Any]
 
 
 class Order(TypedDict):
-    """A trial on its way to a process."""
+    """What a process needs to run a trial."""
 
     trial: str
     config: dict[str, Any]
     run_id: str
     uri: str
     folder: str
-    """Where the sweep was started: relative paths mean this folder, where it exists."""
+    """Where the sweep was started: relative paths mean this folder. The launcher starts its processes there."""
+    log: LogSettings
+    """How the process of the sweep logs."""
 
 
 class Reporter:
     """A callback that passes a trial's progress on."""
 
-    def __init__(self, tell: Callable[[Message], None]) -> None:
+    def __init__(self, tell: Callable[[TrialMessage], None]) -> None:
         self._tell = tell
         self._told_at = 0.0
         self._total = 0
@@ -85,17 +85,15 @@ def forget(checkpoint: Path) -> None:
             lock.release()
 
 
-def perform(order: Order, tell: Callable[[Message], None], should_stop: Callable[[], bool]) -> Message:
-    """Exactly one of: summary, stopped, failed (by nature: it would fail again) or accident (worth another attempt)."""
+def run_trial(order: Order, tell: Callable[[TrialMessage], None], should_stop: Callable[[], bool]) -> TrialMessage:
+    """Exactly one of: summary, stopped, failed (it would fail again) or transient (worth another attempt)."""
     from persafl_lit.api import run
     from persafl_lit.config.compose import compose
     from persafl_lit.engine.checkpoint import Checkpoint
 
-    with contextlib.suppress(OSError):
-        os.chdir(order["folder"])
     config = compose(order["config"] | {"tracking.uri": order["uri"]})
 
-    def attempt(resume: bool) -> Message:
+    def attempt(resume: bool) -> TrialMessage:
         result = run(
             config,
             resume=resume,
@@ -117,10 +115,10 @@ def perform(order: Order, tell: Callable[[Message], None], should_stop: Callable
     except Interrupted:
         return {"stopped": True}
     except (WorkerError, TrackingError, TakenError, UnwritableError) as error:
-        return {"accident": f"{type(error).__name__}: {error}"}
+        return {"transient": f"{type(error).__name__}: {error}"}
     except PersaflError as error:
         return {"failed": f"{type(error).__name__}: {error}"}
     except SystemExit as error:
         return {"failed": f"ModelError: code from outside has tried to end the program: {located(error)}"}
     except Exception as error:
-        return {"accident": located(error)}
+        return {"transient": located(error)}

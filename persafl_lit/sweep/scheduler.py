@@ -1,10 +1,10 @@
-"""A sweep from its plan to its table: hand out trials, hear what comes of them, and know what is done already."""
+"""Runs a sweep: hands out trials, collects their results, and skips those that the store has."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,32 +16,35 @@ from persafl_lit import errors
 from persafl_lit.common.atomic_file import write_text_atomically
 from persafl_lit.common.csv_table import to_csv
 from persafl_lit.common.lock import Lock
+from persafl_lit.common.logs import LogSettings, quieted
 from persafl_lit.errors import ConfigError, Interrupted
-from persafl_lit.sweep.dashboard import Board
+from persafl_lit.sweep.dashboard import Dashboard
 from persafl_lit.sweep.finished import Exported
 from persafl_lit.sweep.plan import Plan
 from persafl_lit.sweep.results import Outcome, choose, table
-from persafl_lit.sweep.run_trial import Message, Order, forget
+from persafl_lit.sweep.run_trial import Order, TrialMessage, forget
 from persafl_lit.sweep.trials import Trial, first_trials, on_other_seeds, timeline_of
 from persafl_lit.tracking.messages import IMPORTED, PLANNED, PRUNED
-from persafl_lit.tracking.sweep_runs import Family
+from persafl_lit.tracking.sweep_runs import SweepRuns
 
-ATTEMPTS = 3
-"""How often a trial is begun, in one sweep, before its accidents count as a failure."""
+logger = logging.getLogger(__name__)
+
+TRIAL_ATTEMPTS = 3
+"""How often a trial is begun, in one sweep, before transient errors count as a failure."""
 STOPS_WITHIN = 60.0
 """Seconds of wall time that trials under way have to write a checkpoint."""
-ACCIDENTS = ("WorkerError", "TrackingError", "TakenError", "UnwritableError")
-BY_NATURE = tuple(
+TRANSIENT = ("WorkerError", "TrackingError", "TakenError", "UnwritableError")
+PERMANENT = tuple(
     name
     for name, kind in vars(errors).items()
-    if isinstance(kind, type) and issubclass(kind, errors.PersaflError) and name not in ACCIDENTS
+    if isinstance(kind, type) and issubclass(kind, errors.PersaflError) and name not in TRANSIENT
 )
 """Errors that would come again."""
 
 
 def fails_again(error: str) -> bool:
     """Whether a trial that ended with KIND: sentence would end so again."""
-    return error.partition(":")[0] in BY_NATURE
+    return error.partition(":")[0] in PERMANENT
 
 
 class Launcher(Protocol):
@@ -52,7 +55,7 @@ class Launcher(Protocol):
     def begin(self, trials: int) -> None: ...
     def free(self) -> bool: ...
     def start(self, order: Order) -> None: ...
-    def events(self, wall_seconds: float) -> Iterator[tuple[str, Message]]: ...
+    def events(self, wall_seconds: float) -> Iterator[tuple[str, TrialMessage]]: ...
     def stop(self, trial: str | None = None) -> None: ...
     def close(self) -> None: ...
 
@@ -70,7 +73,7 @@ class Supply(Protocol):
     def settle(self, done: Callable[[Trial], bool]) -> None:
         """Leave out those that are done, in order, as far as they are known."""
 
-    def prunes(self, trial: Trial, message: Message) -> bool:
+    def prunes(self, trial: Trial, message: TrialMessage) -> bool:
         """At an evaluation: whether to give the trial up."""
 
     def ends(self, outcome: Outcome) -> None: ...
@@ -95,31 +98,31 @@ class Listed:
     def settle(self, done: Callable[[Trial], bool]) -> None:
         self._trials = [trial for trial in self.waiting() if not done(trial)][::-1]
 
-    def prunes(self, trial: Trial, message: Message) -> bool:
+    def prunes(self, trial: Trial, message: TrialMessage) -> bool:
         return False
 
     def ends(self, outcome: Outcome) -> None:
         pass
 
 
-class Conductor:
-    """Walks one sweep. The store is the memory: a trial is done when its run there is."""
+class Scheduler:
+    """Runs the trials of one sweep. A trial is done when its run in the store is finished."""
 
     def __init__(
         self,
         plan: Plan,
         launcher: Launcher,
-        family: Family,
+        runs: SweepRuns,
         uri: str,
-        board: Board,
+        dashboard: Dashboard,
         should_stop: Callable[[], bool],
         retry_failed: bool = False,
         finished: Mapping[str, Exported] = MappingProxyType({}),
     ) -> None:
         """`finished` are trials that ran elsewhere, by hash."""
-        self._plan, self._launcher, self._family, self._uri, self._board = plan, launcher, family, uri, board
+        self._plan, self._launcher, self._runs, self._uri, self._dashboard = plan, launcher, runs, uri, dashboard
         self._should_stop, self._retry_failed, self._finished = should_stop, retry_failed, finished
-        self._before = family.children()
+        self._before = runs.children()
         self._attempts: Counter[str] = Counter()
         self._again: list[Trial] = []
         self._running: dict[str, Trial] = {}
@@ -132,26 +135,26 @@ class Conductor:
         """Of the trials that are done, in the order in which they were supplied."""
         return [outcome for outcome in self._outcomes.values() if outcome is not None]
 
-    def conduct(self, supply: Supply) -> None:
+    def run(self, supply: Supply) -> None:
         """All trials, and in two stages each method's best on each task on the other seeds."""
         if self._plan.two_stages:
             groups: dict[Any, list[Trial]] = {}
             for trial in supply.waiting():
                 groups.setdefault(trial.group, []).append(trial)
-            self._board.later = [trials for trials in groups.values() for _ in self._plan.seeds[1:]]
+            self._dashboard.later = [trials for trials in groups.values() for _ in self._plan.seeds[1:]]
         self._walk(supply)
-        self._board.later = ()
+        self._dashboard.later = ()
         if self._plan.two_stages and len(self._plan.seeds) > 1:
             best = choose(self.outcomes, self._plan.select)
             if not best:
                 missing = f"no finished trial has {self._plan.select.metric} and a model that changed"
                 raise ConfigError(f"nothing can be chosen for the second stage: {missing}; see select.metric")
             for chosen in best:
-                self._board.say(
+                self._dashboard.say(
                     f"chosen by {self._plan.select.metric} on seed {self._plan.seeds[0]}: {chosen.trial.name}"
                 )
             second = Listed(on_other_seeds(self._plan, [chosen.trial for chosen in best]))
-            self._board.total += second.total()
+            self._dashboard.total += second.total()
             self._walk(second)
 
     def _walk(self, supply: Supply) -> None:
@@ -166,12 +169,12 @@ class Conductor:
                     continue
                 if not self._settled(supply, trial):
                     self._start(trial)
-            self._board.waiting = supply.waiting()
+            self._dashboard.waiting = supply.waiting()
             if self._should_stop():
                 self._stop(supply)
             if not self._running and not self._again:
                 return
-            self._hear(supply)
+            self._handle_events(supply)
 
     def _say_what_is_left(self, supply: Supply) -> None:
         """Of a sweep that is begun again, before its first trial."""
@@ -181,13 +184,13 @@ class Conductor:
             rest = (
                 f"; {resumed} of the others {'goes' if resumed == 1 else 'go'} on from a checkpoint" if resumed else ""
             )
-            self._board.say(f"{len(self.outcomes)} of {self._board.total} trials are done already{rest}")
+            self._dashboard.say(f"{len(self.outcomes)} of {self._dashboard.total} trials are done already{rest}")
 
     def abandon(self) -> None:
         """End trials under way at once; the next sweep goes on from their checkpoints."""
         self._launcher.close()
         for trial in [*self._running.values(), *self._again]:
-            self._family.end(self._run_ids[trial.hash], "KILLED", "interrupted")
+            self._runs.end(self._run_ids[trial.hash], "KILLED", "interrupted")
         for (
             hash,
             child,
@@ -195,7 +198,7 @@ class Conductor:
             self._before.items()
         ):  # of an earlier start that was killed; its trial is no more in the file, or was not reached
             if child.status == "RUNNING" and hash not in self._run_ids and self._outcomes.get(hash) is None:
-                self._family.end(child.run_id, "KILLED", "interrupted")
+                self._runs.end(child.run_id, "KILLED", "interrupted")
 
     def _settled(self, supply: Supply, trial: Trial) -> bool:
         """Whether a trial needs no work; its outcome is recorded then."""
@@ -215,7 +218,7 @@ class Conductor:
         if (
             child is not None
             and child.status == "FINISHED"
-            and (summary := self._family.summary(child.run_id)) is not None
+            and (summary := self._runs.summary(child.run_id)) is not None
         ):
             forget(trial.config.checkpoint_path)  # killed between the end of its run and its own
             return Outcome(trial, child.run_id, "finished", summary, imported=child.imported)
@@ -238,21 +241,28 @@ class Conductor:
         }
         summary, timeline = exported.summary(trial), timeline_of(trial.config)
         text = timeline.to_csv() if timeline is not None and len(timeline) == summary["updates"] else None
-        run_id = self._family.adopt(trial.config, trial.name, tags, summary, exported.curves, text)
+        run_id = self._runs.adopt(trial.config, trial.name, tags, summary, exported.curves, text)
         forget(trial.config.checkpoint_path)
         return Outcome(trial, run_id, "finished", summary, imported=exported.file)
 
     def _start(self, trial: Trial) -> None:
-        run_id = self._family.child(trial.config, trial.name)
+        run_id = self._runs.child(trial.config, trial.name)
         self._run_ids[trial.hash] = run_id
         self._attempts[trial.hash] += 1
         self._running[trial.hash] = trial
-        self._board.starts(trial)
+        self._dashboard.starts(trial)
         self._launcher.start(
-            Order(trial=trial.hash, config=trial.config.values, run_id=run_id, uri=self._uri, folder=os.getcwd())
+            Order(
+                trial=trial.hash,
+                config=trial.config.values,
+                run_id=run_id,
+                uri=self._uri,
+                folder=os.getcwd(),
+                log=LogSettings.current(),
+            )
         )
 
-    def _hear(self, supply: Supply) -> None:
+    def _handle_events(self, supply: Supply) -> None:
         for name, message in self._launcher.events(0.5):
             trial = self._running.get(name)
             if trial is None:
@@ -261,54 +271,54 @@ class Conductor:
             if "summary" in message:
                 self._record(supply, Outcome(trial, run_id, "finished", message["summary"]))
             elif "failed" in message:
-                self._family.end(run_id, "FAILED", message["failed"])
+                self._runs.end(run_id, "FAILED", message["failed"])
                 self._record(supply, Outcome(trial, run_id, "failed", error=message["failed"]))
-            elif "accident" in message:
-                self._accident(supply, trial, run_id, message["accident"])
+            elif "transient" in message:
+                self._try_again(supply, trial, run_id, message["transient"])
             elif "stopped" in message and (trial.hash in self._given_up or self._should_stop()):
                 self._stopped(supply, trial, run_id)
             elif "stopped" in message:
-                self._accident(supply, trial, run_id, "it stopped unasked")
+                self._try_again(supply, trial, run_id, "it stopped unasked")
             elif "updates" in message:
-                self._board.goes_on(trial, message)
+                self._dashboard.goes_on(trial, message)
                 if "point" in message and trial.hash not in self._given_up and supply.prunes(trial, message):
                     self._given_up.add(trial.hash)
                     self._launcher.stop(trial.hash)
 
-    def _accident(self, supply: Supply, trial: Trial, run_id: str, what: str) -> None:
-        """Another attempt goes on from the last checkpoint."""
+    def _try_again(self, supply: Supply, trial: Trial, run_id: str, what: str) -> None:
+        """After a transient error: another attempt goes on from the last checkpoint."""
         del self._running[trial.hash]
-        self._board.leaves(trial)
-        if self._attempts[trial.hash] < ATTEMPTS:
-            self._board.say(f"persafl: {trial.name}: {what}; it is tried again")
+        self._dashboard.leaves(trial)
+        if self._attempts[trial.hash] < TRIAL_ATTEMPTS:
+            logger.warning("%s: %s; it is tried again", trial.name, what)
             self._again.append(trial)
             return
-        error = what if what.partition(":")[0] in ACCIDENTS else f"WorkerError: {what}"
-        self._family.end(run_id, "FAILED", error)
+        error = what if what.partition(":")[0] in TRANSIENT else f"WorkerError: {what}"
+        self._runs.end(run_id, "FAILED", error)
         self._record(supply, Outcome(trial, run_id, "failed", error=error))
 
     def _stopped(self, supply: Supply, trial: Trial, run_id: str) -> None:
         if trial.hash in self._given_up:
             forget(trial.config.checkpoint_path)
-            self._family.end(run_id, "KILLED", tags={PRUNED: "worse than the median of the others"})
+            self._runs.end(run_id, "KILLED", tags={PRUNED: "worse than the median of the others"})
             self._record(supply, Outcome(trial, run_id, "pruned"))
             return
         del self._running[trial.hash]
-        self._board.leaves(trial)
+        self._dashboard.leaves(trial)
 
     def _record(self, supply: Supply, outcome: Outcome, before: bool = False) -> None:
         self._running.pop(outcome.trial.hash, None)
         self._outcomes[outcome.trial.hash] = outcome
-        self._board.ends(outcome, before)
+        self._dashboard.ends(outcome, before)
         supply.ends(outcome)
 
     def _stop(self, supply: Supply) -> None:
         self._launcher.stop()
         give_up_at = time.monotonic() + STOPS_WITHIN
         while self._running and time.monotonic() < give_up_at:
-            self._hear(supply)
+            self._handle_events(supply)
         raise Interrupted(
-            f"stopped: {len(self.outcomes)} of {self._board.total} trials are done; the same command goes on"
+            f"stopped: {len(self.outcomes)} of {self._dashboard.total} trials are done; the same command goes on"
         )
 
 
@@ -324,44 +334,46 @@ def supply_of(plan: Plan, folder: Path) -> Supply:
     return Adaptive(plan, folder)
 
 
-def sweep(
+def run_sweep(
     plan: Plan,
     launcher: Launcher,
     uri: str,
     should_stop: Callable[[], bool] = lambda: False,
     retry_failed: bool = False,
     finished: Mapping[str, Exported] = MappingProxyType({}),
+    quiet: bool = False,
 ) -> list[Outcome]:
     """Run what is not done of a sweep, and keep its table. `uri` is the tracking store, `finished` are trials that ran
-    elsewhere."""
+    elsewhere; `quiet` shows failures only."""
     from persafl_lit.tracking import sync
     from persafl_lit.tracking.store import open_store
 
     folder = sweep_folder(plan)
-    with _alone(plan, folder), contextlib.closing(launcher):
+    with _alone(plan, folder), contextlib.closing(launcher), contextlib.ExitStack() as stack:
         supply = supply_of(plan, folder)
+        stack.enter_context(quieted({"optuna": logging.ERROR}))
         store = open_store(uri)
         sync(uri)
-        family = Family(store, plan.tracking.experiment, plan.name, varied_together(plan), plan.select.metric)
-        family.tell(text=plan.source.text, name="sweep.yaml")
-        family.tell(tags={PLANNED: str(supply.total())})
-        done = finished.keys() | {trial for trial, child in family.children().items() if child.status == "FINISHED"}
+        runs = SweepRuns(store, plan.tracking.experiment, plan.name, varied_together(plan), plan.select.metric)
+        runs.tell(text=plan.source.text, name="sweep.yaml")
+        runs.tell(tags={PLANNED: str(supply.total())})
+        done = finished.keys() | {trial for trial, child in runs.children().items() if child.status == "FINISHED"}
         launcher.begin(sum(trial.hash not in done for trial in supply.waiting()))
         status = "KILLED"
-        with Board(plan.name, supply.total(), launcher.lanes) as board:
-            conductor = Conductor(plan, launcher, family, uri, board, should_stop, retry_failed, finished)
+        with Dashboard(plan.name, supply.total(), launcher.lanes, quiet=quiet) as dashboard:
+            scheduler = Scheduler(plan, launcher, runs, uri, dashboard, should_stop, retry_failed, finished)
             try:
-                conductor.conduct(supply)
+                scheduler.run(supply)
                 status = "FINISHED"
             finally:
-                conductor.abandon()
-                _keep(family, folder, conductor.outcomes, board.total)
-                family.tell(status=status, end_time=int(time.time() * 1000))
-    return conductor.outcomes
+                scheduler.abandon()
+                _keep(runs, folder, scheduler.outcomes, dashboard.total)
+                runs.tell(status=status, end_time=int(time.time() * 1000))
+    return scheduler.outcomes
 
 
 def sweep_folder(plan: Plan) -> Path:
-    """What a sweep leaves beside the store: its table, and its processes' own words."""
+    """The folder of a sweep's table and of its processes' stderr."""
     return Path("mlruns/sweeps") / plan.name
 
 
@@ -371,23 +383,22 @@ def varied_together(plan: Plan) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(keys for keys in sets if keys))
 
 
-def _keep(family: Family, folder: Path, outcomes: Sequence[Outcome], planned: int) -> None:
-    family.tell(tags={PLANNED: str(planned)})
+def _keep(runs: SweepRuns, folder: Path, outcomes: Sequence[Outcome], planned: int) -> None:
+    runs.tell(tags={PLANNED: str(planned)})
     rows = table(outcomes)
     if not rows:
         return
     try:
         write_text_atomically(folder / "trials.csv", to_csv(rows))
     except OSError as error:  # the store has it, too
-        print(
-            f"persafl: {folder / 'trials.csv'} is not up to date: {error.strerror}; the same command writes it anew",
-            file=sys.stderr,
+        logger.warning(
+            "%s is not up to date: %s; the same command writes it anew", folder / "trials.csv", error.strerror
         )
-    family.tell(text=to_csv(rows), name="trials.csv")
-    family.tell(table={column: [row[column] for row in rows] for column in rows[0]}, name="trials.json")
+    runs.tell(text=to_csv(rows), name="trials.csv")
+    runs.tell(table={column: [row[column] for row in rows] for column in rows[0]}, name="trials.json")
     counts = Counter(outcome.status for outcome in outcomes)
     now = int(time.time() * 1000)
-    family.tell(
+    runs.tell(
         metrics=[[f"trials.{status}", counts[status], now, len(rows)] for status in ("finished", "failed", "pruned")]
     )
 

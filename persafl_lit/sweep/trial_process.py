@@ -1,7 +1,7 @@
-"""A process that does trials for a local sweep: orders come as lines on stdin, words about them go out as lines on
+"""A process that does trials for a local sweep: orders come as lines on stdin, messages about them go out as lines on
 stdout.
 
-When stdin ends, the launcher is gone, and so is this process at once: nobody else may find its trial under way.
+When stdin ends, the launcher has died and this process ends at once: another one may take over its trial.
 """
 
 from __future__ import annotations
@@ -13,29 +13,30 @@ import signal
 import sys
 import threading
 
+from persafl_lit.common.logs import LogSettings
 from persafl_lit.common.plugins import really_exit
-from persafl_lit.common.process_memory import collector_at_rest, keep_freed_memory
-from persafl_lit.sweep.run_trial import Message, perform
+from persafl_lit.common.process_memory import gc_paused, keep_freed_memory
+from persafl_lit.sweep.run_trial import TrialMessage, run_trial
 
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the launcher, which asks us to stop
         signal.signal(number, signal.SIG_IGN)
     keep_freed_memory()
-    voice = os.fdopen(os.dup(1), "w")
+    output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what others print must not mix with our lines
-    orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    orders: queue.SimpleQueue[TrialMessage] = queue.SimpleQueue()
     stopping: set[str] = set()
     threading.Thread(target=_listen, args=(orders, stopping), daemon=True).start()
 
-    def tell(message: Message) -> None:
+    def tell(message: TrialMessage) -> None:
         try:
-            voice.write(json.dumps(message) + "\n")
-            voice.flush()
+            output.write(json.dumps(message) + "\n")
+            output.flush()
         except BrokenPipeError:
             really_exit(1)
 
-    with collector_at_rest():
+    with gc_paused():
         import persafl_lit.api  # noqa: F401  (takes seconds: while the launcher prepares)
         from persafl_lit.tracking.store import load_sqlite
 
@@ -44,11 +45,12 @@ def main() -> None:
     tell({"ready": True})
     while True:
         order = orders.get()
-        tell(perform(order, tell, lambda trial=order["trial"]: trial in stopping))  # type: ignore[arg-type,misc]
+        LogSettings(*order["log"]).apply()
+        tell(run_trial(order, tell, lambda trial=order["trial"]: trial in stopping))  # type: ignore[arg-type,misc]
         stopping.clear()
 
 
-def _listen(orders: queue.SimpleQueue[Message], stopping: set[str]) -> None:
+def _listen(orders: queue.SimpleQueue[TrialMessage], stopping: set[str]) -> None:
     for line in sys.stdin:
         message = json.loads(line)
         if "stop" in message:  # it names its trial, which may be over by now

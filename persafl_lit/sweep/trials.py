@@ -12,7 +12,7 @@ from typing import Any
 
 from persafl_lit.common.seeding import rng
 from persafl_lit.config.compose import Config, compose
-from persafl_lit.config.groups import TABLES
+from persafl_lit.config.groups import GROUP_CLASSES
 from persafl_lit.errors import ConfigError, PersaflError
 from persafl_lit.report import config_keys
 from persafl_lit.sweep.plan import Block, Plan, Range
@@ -21,7 +21,7 @@ from persafl_lit.timeline import Rounds, Timeline
 DIGITS = 4
 """Of a value drawn from a range: enough to differ, and short in a name."""
 
-Setting = Mapping[str, Any]
+Varied = Mapping[str, Any]
 """The varied keys of a block and their values."""
 
 
@@ -29,7 +29,7 @@ Setting = Mapping[str, Any]
 class Trial:
     config: Config
     block: Block
-    setting: Setting
+    setting: Varied
     hash: str
 
     @property
@@ -41,7 +41,7 @@ class Trial:
         return self.config.name
 
     @property
-    def grid_values(self) -> Setting:
+    def grid_values(self) -> Varied:
         """What its block sets beside the method, fixed or varied; as the config has it."""
         flat = self.config.flat()
         asked = {**self.block.fixed, **self.setting}
@@ -49,7 +49,7 @@ class Trial:
 
     @property
     def setting_text(self) -> str:
-        return " ".join(f"{short(key)}={value}" for key, value in self.grid_values.items())
+        return " ".join(f"{short_key(key)}={value}" for key, value in self.grid_values.items())
 
     @property
     def name(self) -> str:
@@ -57,13 +57,13 @@ class Trial:
         return " ".join(filter(None, [self.method, self.setting_text, f"seed={self.seed}"]))[:250]
 
     @functools.cached_property
-    def group(self) -> tuple[config_keys.Setting, str, str]:
+    def group(self) -> tuple[config_keys.KeyValues, str, str]:
         """Task, method and schedule: settings are chosen among trials of one group. A task is what a report takes for
         one: data, model, delays, length and evaluation."""
         return config_keys.task_of(self.config.flat()), self.method, self.config.schedule["name"]
 
 
-def short(key: str) -> str:
+def short_key(key: str) -> str:
     return key.removeprefix("method.").removeprefix("schedule.")
 
 
@@ -94,7 +94,7 @@ def distinct(plan: Plan, trials: Iterable[Trial]) -> list[Trial]:
     return list(known.values())
 
 
-def make_trial(plan: Plan, block: Block, setting: Setting, seed: int) -> Trial:
+def make_trial(plan: Plan, block: Block, setting: Varied, seed: int) -> Trial:
     asked = {**plan.overrides, **block.fixed, **setting, "seed": seed}
     own = {"executor": "serial", "tracking.experiment": plan.name, "checkpoint.dir": f"mlruns/checkpoints/{plan.name}"}
     try:
@@ -122,7 +122,7 @@ def timeline_of(config: Config) -> Timeline | None:
 
 def _build_parts(config: Config) -> None:
     """Refuse values that no part can have."""
-    for group in TABLES:
+    for group in GROUP_CLASSES:
         part = config.build(group)
         if isinstance(part, Rounds) and config.clients is not None:
             part.check(config.clients)
@@ -131,7 +131,7 @@ def _build_parts(config: Config) -> None:
 # -- settings ---------------------------------------------------------------------------------------------------------
 
 
-def _settings(plan: Plan, block: Block) -> Iterator[Setting]:
+def _settings(plan: Plan, block: Block) -> Iterator[Varied]:
     if plan.search is not None:
         yield from _random(plan, block, plan.search.trials)
         return
@@ -139,10 +139,10 @@ def _settings(plan: Plan, block: Block) -> Iterator[Setting]:
         yield dict(zip(block.varied, values, strict=True))
 
 
-def _random(plan: Plan, block: Block, count: int) -> Iterator[Setting]:
+def _random(plan: Plan, block: Block, count: int) -> Iterator[Varied]:
     """Distinct settings by chance: fixed by the search's seed, so that a sweep begun again has the same trials."""
     assert plan.search is not None
-    seen: list[Setting] = []
+    seen: list[Varied] = []
     for attempt in range(20 * count):
         if len(seen) == count:
             return

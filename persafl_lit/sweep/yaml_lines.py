@@ -1,4 +1,4 @@
-"""YAML as a sweep file needs it: plain values, each with the line it stands on. Tags, aliases and double keys are
+"""YAML as a sweep file needs it: plain values, each with its line number. Tags, aliases and double keys are
 refused."""
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from persafl_lit.theory.constants import Constants
 if TYPE_CHECKING:
     from persafl_lit.config.compose import Config
 
-GIVEN = (*(field.name for field in fields(Constants) if field.name != "affine"), "gap", "epsilon", "T", "tau")
+ADVICE_KEYS = (*(field.name for field in fields(Constants) if field.name != "affine"), "gap", "epsilon", "T", "tau")
 """What may be given as key=value beside the keys of a run."""
 
 
@@ -88,13 +88,13 @@ def warnings(L: float, objective: Objective, eta: float, Q: int) -> list[str]:
     return found
 
 
-def split(overrides: list[str]) -> tuple[dict[str, float], list[str]]:
+def split_overrides(overrides: list[str]) -> tuple[dict[str, float], list[str]]:
     """Constants that are given, and the overrides of a run."""
     given: dict[str, float] = {}
     rest = []
     for text in overrides:
         key, _, value = text.partition("=")
-        if key not in GIVEN:
+        if key not in ADVICE_KEYS:
             rest.append(text)
             continue
         try:
@@ -105,7 +105,7 @@ def split(overrides: list[str]) -> tuple[dict[str, float], list[str]]:
             raise ConfigError(f"{key} must be {'> 0' if key in ('L', 'T', 'epsilon') else '>= 0'}; got {shown(value)}")
     for text in rest:
         key = text.partition("=")[0]
-        for name in GIVEN:
+        for name in ADVICE_KEYS:
             if key.lower() == name.lower():
                 raise ConfigError(f"unknown key {key!r}. Did you mean {name!r}?")
     return given, rest

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from persafl_lit.theory.study import Study
 
 # Okabe and Ito's colours, one per option as in reports: green, blue, vermillion.
-COLOURS = {"a": "#009E73", "b": "#0072B2", "c": "#D55E00"}
+OPTION_COLOURS = {"a": "#009E73", "b": "#0072B2", "c": "#D55E00"}
 GREY = "#777777"
 
 
-def draw(studies: Sequence[Study], target: str | os.PathLike[str] | IO[bytes], format: str = "png") -> None:
+def draw_studies(studies: Sequence[Study], target: str | os.PathLike[str] | IO[bytes], format: str = "png") -> None:
     """One row of three panels per option: over T, the effect of tau, and the floor (A: the uneven schedule)."""
     import matplotlib
 
@@ -67,7 +67,7 @@ def _over_time(axes: Axes, found: Study) -> None:
         T,
         measured,
         errors,
-        color=COLOURS[found.option],
+        color=OPTION_COLOURS[found.option],
         marker="o",
         markersize=4,
         capsize=3,
@@ -89,7 +89,9 @@ def _over_staleness(axes: Axes, found: Study) -> None:
     effects = np.array(about["effect"])
     for j, T in enumerate(about["T"]):
         y = np.where(effects[:, j] > 0, effects[:, j], np.nan)
-        axes.plot(tau, y, color=COLOURS[found.option], alpha=1 - 0.22 * j, marker="o", markersize=4, label=f"T = {T:,}")
+        axes.plot(
+            tau, y, color=OPTION_COLOURS[found.option], alpha=1 - 0.22 * j, marker="o", markersize=4, label=f"T = {T:,}"
+        )
     first = effects[-1, 0]
     axes.plot(tau, first * (tau / tau[-1]) ** 2, ":", color="#222222", linewidth=1, label=r"$\tau^2$")
     slopes = f"slope in tau {found.slopes['tau'].value:.2f}"
@@ -111,7 +113,7 @@ def _floor(axes: Axes, found: Study) -> None:
         x_all += x.tolist()
         slope = found.slopes[f"floor_{name}"]
         label = f"measured over {name}: slope {slope.value:.2f} [{slope.low:.2f}, {slope.high:.2f}]"
-        colour = COLOURS[found.option]
+        colour = OPTION_COLOURS[found.option]
         axes.plot(
             x, found.floor["bound"][name], "--", color=GREY, marker="_", label="bound" if name == names[0] else None
         )
@@ -153,7 +155,9 @@ def _uneven(axes: Axes, found: Study) -> None:
         markersize=4,
         label="asynchronous: fast clients arrive more often",
     )
-    axes.plot(about["T"], about["drawn"], color=COLOURS["a"], marker="o", markersize=4, label="drawn: Assumption 1")
+    axes.plot(
+        about["T"], about["drawn"], color=OPTION_COLOURS["a"], marker="o", markersize=4, label="drawn: Assumption 1"
+    )
     axes.axhline(
         about["limit"], color="#BF812D", linestyle=":", linewidth=1.2, label="limit of the asynchronous schedule"
     )

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import t as student
 
-from persafl_lit.theory.problems import Floats
+from persafl_lit.timeline.timeline import Floats
 
-CONFIDENCE = 0.95
+FIT_CONFIDENCE = 0.95
 
 
 class Estimate(NamedTuple):
@@ -25,7 +25,7 @@ def mean(samples: Floats) -> Estimate:
     """Of one number per seed, by Student's t."""
     value, count = float(samples.mean()), len(samples)
     half = (
-        float(student.ppf((1 + CONFIDENCE) / 2, count - 1) * samples.std(ddof=1) / np.sqrt(count))
+        float(student.ppf((1 + FIT_CONFIDENCE) / 2, count - 1) * samples.std(ddof=1) / np.sqrt(count))
         if count > 1
         else float("nan")
     )
@@ -38,7 +38,7 @@ def jackknife(statistic: Callable[[Floats], float], samples: Floats) -> Estimate
     value = statistic(samples)
     without = np.array([statistic(np.delete(samples, seed, axis=0)) for seed in range(count)])
     half = float(
-        student.ppf((1 + CONFIDENCE) / 2, count - 1)
+        student.ppf((1 + FIT_CONFIDENCE) / 2, count - 1)
         * np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())
     )
     return Estimate(float(value), float(value) - half, float(value) + half)
@@ -54,3 +54,8 @@ def slope(x: Floats, y: Floats) -> float:
 def slope_of_means(x: Floats, samples: Floats) -> Estimate:
     """The slope of the mean over seeds of `samples` (seeds, len(x))."""
     return jackknife(lambda some: slope(x, some.mean(0)), samples)
+
+
+def with_interval(estimate: Estimate) -> str:
+    """The value and its interval as text."""
+    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"

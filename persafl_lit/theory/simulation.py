@@ -18,15 +18,16 @@ import numpy as np
 
 from persafl_lit.common.seeding import rng
 from persafl_lit.errors import DivergenceError
+from persafl_lit.learning.objectives.moreau import MOST_INNER_STEPS
 from persafl_lit.theory.bounds import Option
-from persafl_lit.theory.problems import Floats, Ints, Problem
+from persafl_lit.theory.problems.problem import Problem
 from persafl_lit.timeline.delays import Constant
 from persafl_lit.timeline.schedules import Drawn, Setting
+from persafl_lit.timeline.timeline import Floats, Ints
 
-BLOCK = 256
+CHECK_EVERY = 256
 """Server updates between two looks at the gradient: enough to make looking cheap."""
 SLOTS: dict[Option, int] = {"a": 1, "b": 3, "c": 1}
-PATIENCE = 10_000
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class GivenTimeline(FastDraws):
 
 
 @dataclass(frozen=True)
-class Measured:
+class Simulated:
     """What each row saw; arrays have one entry per run, in the order they were given."""
 
     average: Floats
@@ -113,8 +114,8 @@ def simulate(
     Q: int = 1,
     draws: Draws | None = None,
     tick: Callable[[int], object] = lambda updates: None,
-) -> Measured:
-    """Run all rows side by side. `tick` is told how many server updates have gone by since it was last told."""
+) -> Simulated:
+    """Run all rows side by side. `tick` is called with the number of server updates since its last call."""
     draws = draws or FastDraws(problem.clients)
     order = np.argsort([-run.T for run in runs], kind="stable")  # rows that end early lie behind, and fall away
     rows = [runs[i] for i in order]
@@ -133,14 +134,14 @@ def simulate(
     seed_of = np.array([seeds.index(run.seed) for run in rows])
     step = LocalSteps(problem, option, rows, Q)
 
-    W = np.empty((window + BLOCK + 1, count, d))
+    W = np.empty((window + CHECK_EVERY + 1, count, d))
     W[: window + 1] = [problem.w0 if run.w0 is None else run.w0 for run in rows]
     total, late, farthest, inner = np.zeros(count), np.zeros((count, d)), np.zeros(count), np.zeros(count)
     final = np.empty((count, d))
     half = T // 2
     groups = step.groups()
-    for first in range(0, longest, BLOCK):
-        size = min(BLOCK, longest - first)
+    for first in range(0, longest, CHECK_EVERY):
+        size = min(CHECK_EVERY, longest - first)
         live = int(np.searchsorted(-T, -first, side="left"))  # rows with T > first
         drawn = np.stack([draws.batches(problem, seed, first, size, SLOTS[option], Q) for seed in seeds], axis=3)
         batches = drawn[:, :, :, seed_of[:live]]  # (size, slots, Q, rows, ...)
@@ -176,7 +177,7 @@ def simulate(
         tick(size)
     inner = step.inner / np.maximum(T * Q, 1)
     back = np.argsort(order)
-    return Measured((total / T)[back], (late / (T - half)[:, None])[back], farthest[back], final[back], inner[back])
+    return Simulated((total / T)[back], (late / (T - half)[:, None])[back], farthest[back], final[back], inner[back])
 
 
 class LocalSteps:
@@ -235,7 +236,7 @@ class LocalSteps:
     def moreau(self, client: Ints, w: Floats, batch: Sequence[Any]) -> Floats:
         """lam (w - theta), theta by gradient steps of size 1 / (lam + L) from w until |grad h| <= nu."""
         theta = w
-        for _ in range(PATIENCE):
+        for _ in range(MOST_INNER_STEPS):
             slope = self.problem.gradient(client, theta, batch[0]) + self.lam_ * (theta - w)
             going = (slope**2).sum(1, keepdims=True) > self.nu_**2
             if not going.any():

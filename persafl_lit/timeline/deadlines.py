@@ -24,7 +24,7 @@ class Deadlines:
         self._jobs: list[int] = []  # increasing numbers, so also in order of deadline
         self._lead = np.zeros(most, dtype=np.int64)  # r_k - k
         self._next = 0
-        self._slack = tau  # a lower bound of min_k (r_k + tau - t - k): while it is positive, nobody is tight
+        self._slack = tau  # a lower bound of min_k (r_k + tau - t - k): while it is positive, no deadline is near
 
     def admits(self) -> bool:
         """May one more job read now?"""

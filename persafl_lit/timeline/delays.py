@@ -17,7 +17,7 @@ from persafl_lit.common.seeding import rng
 from persafl_lit.errors import ConfigError, TimelineError, shown
 from persafl_lit.timeline.timeline import Floats, number, read_rows
 
-BLOCK = 64  # visits drawn at a time
+VISITS_AT_A_TIME = 64  # visits drawn at a time
 FEW = 50  # clients looked at to guess how long visits take
 PHASES = ("download", "compute", "upload", "idle")
 
@@ -41,11 +41,13 @@ class Delays:
         """One client's visits in blocks."""
 
         def block_of(block: int) -> Floats:
-            numbers = range(block * BLOCK, (block + 1) * BLOCK)
+            numbers = range(block * VISITS_AT_A_TIME, (block + 1) * VISITS_AT_A_TIME)
             visits = np.array(
                 [self.visit(seed, client, number, local_steps, gradients) for number in numbers], dtype=np.float64
             )
-            possible = visits.shape == (BLOCK, len(PHASES)) and bool((visits >= 0).all() and np.isfinite(visits).all())
+            possible = visits.shape == (VISITS_AT_A_TIME, len(PHASES)) and bool(
+                (visits >= 0).all() and np.isfinite(visits).all()
+            )
             if not possible or not visits[:, :3].any(axis=1).all():
                 raise TimelineError(
                     f"{type(self).__name__}.visit must give {', '.join(PHASES)} >= 0, not all of the first three 0; "
@@ -117,7 +119,9 @@ class RandomDelays(Delays, ABC):
 
     def of(self, seed: int, client: int, local_steps: int, gradients: float = 1) -> VisitDelays:
         means = self.means(seed, client, local_steps, gradients)
-        return lambda block: means * self.around_one(rng(seed, "delays", client, block), (BLOCK, len(PHASES)))
+        return lambda block: (
+            means * self.around_one(rng(seed, "delays", client, block), (VISITS_AT_A_TIME, len(PHASES)))
+        )
 
 
 @dataclass(frozen=True)
@@ -212,7 +216,7 @@ class Trace(Delays):
 
     def of(self, seed: int, client: int, local_steps: int, gradients: float = 1) -> VisitDelays:
         visits = self.visits[client % len(self.visits)]
-        return lambda block: visits[np.arange(block * BLOCK, (block + 1) * BLOCK) % len(visits)]
+        return lambda block: visits[np.arange(block * VISITS_AT_A_TIME, (block + 1) * VISITS_AT_A_TIME) % len(visits)]
 
     def longest(self, seed: int, clients: int, local_steps: int, gradients: float = 1) -> float:
         return max(float(visits.sum(axis=1).max()) for visits in self.visits)

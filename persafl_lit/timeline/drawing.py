@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Teal and brown: distinct for every kind of colour vision, and none of them the colour of a method in a report.
-COLOURS = {
+PHASE_COLOURS = {
     "download": "#80CDC1",
     "compute": "#01665E",
     "upload": "#BF812D",
@@ -24,7 +24,7 @@ COLOURS = {
 MOST_ROWS = 60
 
 
-def draw(
+def draw_timelines(
     panels: Sequence[tuple[str, Timeline, int]],
     path: str | os.PathLike[str] | BinaryIO,
     local_steps: int,
@@ -69,7 +69,7 @@ def draw(
     axes[1, 0].set_ylabel("active share")
     handles = [
         Patch(facecolor=colour, edgecolor="#999999" if name == "idle" else colour, label=name)
-        for name, colour in COLOURS.items()
+        for name, colour in PHASE_COLOURS.items()
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     figure.savefig(path, dpi=150, format=format)
@@ -78,14 +78,18 @@ def draw(
 
 def _chart(axes: Axes, timeline: Timeline, buffer: int, local_steps: int) -> None:
     shown = min(timeline.clients, MOST_ROWS)
-    axes.barh(range(shown), timeline.horizon, height=0.7, color=COLOURS["idle"], edgecolor="#CCCCCC", linewidth=0.4)
+    axes.barh(
+        range(shown), timeline.horizon, height=0.7, color=PHASE_COLOURS["idle"], edgecolor="#CCCCCC", linewidth=0.4
+    )
     if timeline.activity is None:
-        _bars(axes, timeline.client, timeline.read_at, timeline.arrives, COLOURS["upload"], timeline.horizon, shown)
+        _bars(
+            axes, timeline.client, timeline.read_at, timeline.arrives, PHASE_COLOURS["upload"], timeline.horizon, shown
+        )
     else:
         client, read_at, downloaded, computed, received = timeline.activity
-        _bars(axes, client, read_at, downloaded, COLOURS["download"], timeline.horizon, shown)
-        _bars(axes, client, downloaded, computed, COLOURS["compute"], timeline.horizon, shown)
-        _bars(axes, client, computed, received, COLOURS["upload"], timeline.horizon, shown)
+        _bars(axes, client, read_at, downloaded, PHASE_COLOURS["download"], timeline.horizon, shown)
+        _bars(axes, client, downloaded, computed, PHASE_COLOURS["compute"], timeline.horizon, shown)
+        _bars(axes, client, computed, received, PHASE_COLOURS["upload"], timeline.horizon, shown)
         if shown * local_steps <= 200:  # the Q local steps, where they can be told apart
             for q in range(1, local_steps):
                 marks = downloaded + (computed - downloaded) * q / local_steps
@@ -93,11 +97,17 @@ def _chart(axes: Axes, timeline: Timeline, buffer: int, local_steps: int) -> Non
                 axes.vlines(marks[seen], client[seen] - 0.35, client[seen] + 0.35, colors="white", linewidth=0.8)
     updates = timeline.arrives[buffer - 1 :: buffer]
     if 0 < len(updates) <= 150:
-        axes.vlines(updates, -0.5, shown - 0.5, colors=COLOURS["server update"], linewidth=0.6, linestyles=":")
+        axes.vlines(updates, -0.5, shown - 0.5, colors=PHASE_COLOURS["server update"], linewidth=0.6, linestyles=":")
     if len(updates):
         tops = np.full(len(updates), shown - 0.4)
         axes.plot(
-            updates, tops, linestyle="none", marker="v", markersize=4, color=COLOURS["server update"], clip_on=False
+            updates,
+            tops,
+            linestyle="none",
+            marker="v",
+            markersize=4,
+            color=PHASE_COLOURS["server update"],
+            clip_on=False,
         )
     axes.set(ylim=(-0.6, shown - 0.4), yticks=range(0, shown, max(1, shown // 15)))
     if shown < timeline.clients:

@@ -14,7 +14,7 @@ from persafl_lit.common import limits
 from persafl_lit.common.seeding import rng
 from persafl_lit.errors import ConfigError, TimelineError
 from persafl_lit.timeline.deadlines import Deadlines
-from persafl_lit.timeline.delays import BLOCK, Delays, VisitDelays
+from persafl_lit.timeline.delays import VISITS_AT_A_TIME, Delays, VisitDelays
 from persafl_lit.timeline.timeline import Activity, Floats, Ints, Timeline, from_csv, jobs_to_timeline
 
 Policy = Literal["wait", "drop", "measure"]
@@ -44,7 +44,7 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class Asynchronous(Schedule):
-    """The closed loop of Algorithm 2: read, compute, send, rest, read again; nobody waits for anybody.
+    """The closed loop of Algorithm 2: read, compute, send, rest, read again; no client waits for another.
 
     `tau` bounds the staleness in arrivals: `wait` delays reads and arrivals so that the bound holds and nothing is
     lost, `drop` discards what comes too late, `measure` (or no tau) only counts.
@@ -184,7 +184,7 @@ def _busy_until(setting: Setting, horizon: float) -> Activity:
         block_of = setting.delays.of(setting.seed, client, setting.local_steps, setting.gradients)
         blocks = [np.zeros((1, 4))]  # ends of download, compute, upload, rest
         while (now := blocks[-1][-1, 3:])[0] <= horizon:
-            _refuse_endless(setting, before + (len(blocks) - 1) * BLOCK, horizon)
+            _refuse_endless(setting, before + (len(blocks) - 1) * VISITS_AT_A_TIME, horizon)
             blocks.append(np.cumsum(np.concatenate([now, block_of(len(blocks) - 1).ravel()]))[1:].reshape(-1, 4))
         ends = np.concatenate(blocks)
         starts, ends = ends[:-1, 3], ends[1:]
@@ -303,9 +303,9 @@ class _Visits:
         self._count = 0
 
     def next(self, read_at: float) -> _Visit:
-        index = self._count % BLOCK
+        index = self._count % VISITS_AT_A_TIME
         if index == 0:
-            self._block = self._block_of(self._count // BLOCK).tolist()
+            self._block = self._block_of(self._count // VISITS_AT_A_TIME).tolist()
         self._count += 1
         download, compute, upload, self._rest = self._block[index]
         downloaded = read_at + download

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
+import logging
 from typing import TYPE_CHECKING
 
 from persafl_lit.common.csv_table import columns_to_csv
@@ -14,6 +14,8 @@ from persafl_lit.tracking.messages import CHANGED, NOTE
 if TYPE_CHECKING:
     from persafl_lit.engine.result import Result
     from persafl_lit.tracking.tracker import Tracker
+
+logger = logging.getLogger(__name__)
 
 
 def log_result(tracker: Tracker, result: Result) -> None:
@@ -29,7 +31,7 @@ def log_result(tracker: Tracker, result: Result) -> None:
         _log_picture(tracker, result)
         _log_model(tracker, result)
     except Exception as error:  # whatever it is, the results count
-        print(f"persafl: the run's picture or model could not be kept: {located(error)}", file=sys.stderr)
+        logger.warning("the run's picture or model could not be kept: %s", located(error))
 
 
 def _log_picture(tracker: Tracker, result: Result) -> None:

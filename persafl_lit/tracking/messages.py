@@ -1,10 +1,10 @@
-"""What MLflow is told: messages as plain values, the names of our tags, and simulated time as a timestamp."""
+"""Messages to MLflow as plain values, the names of our tags, and simulated time as a timestamp."""
 
 from __future__ import annotations
 
 from typing import Any
 
-Message = dict[str, Any]
+TrackingMessage = dict[str, Any]
 """One thing to tell MLflow, as plain values: metrics, tags, a text, a table, a file or the status (see
 `Store.send`)."""
 

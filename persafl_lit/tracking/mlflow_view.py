@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 KEY = "persafl"
-COLUMNS = ("method.name", "method.lam", "method.alpha", "method.beta", "schedule.tau", "seed")
-METRICS = ("accuracy.test", "accuracy.val", "accuracy.worst_decile", "accuracy.global")
+UI_COLUMNS = ("method.name", "method.lam", "method.alpha", "method.beta", "schedule.tau", "seed")
+UI_METRICS = ("accuracy.test", "accuracy.val", "accuracy.worst_decile", "accuracy.global")
 SECTION = "persafl-comparison"
 
 
@@ -40,7 +40,7 @@ def link(address: str, experiment: str) -> str:
 
 
 def _view(varied: Sequence[Sequence[str]]) -> dict[str, Any]:
-    columns = list(dict.fromkeys([*COLUMNS, *(key for keys in varied for key in keys)]))
+    columns = list(dict.fromkeys([*UI_COLUMNS, *(key for keys in varied for key in keys)]))
     charts = [
         _line("accuracy.test", "time-relative", "personalised test accuracy over simulated time"),
         _line("accuracy.test", "step", "personalised test accuracy over server updates"),
@@ -49,7 +49,7 @@ def _view(varied: Sequence[Sequence[str]]) -> dict[str, Any]:
     ]
     return {
         "selectedColumns": [f"params.`{name}`" for name in columns]
-        + [f"metrics.`{name}`" for name in METRICS]
+        + [f"metrics.`{name}`" for name in UI_METRICS]
         + ["tags.`persafl.note`"],
         # The best first; in the order of time the UI would fold a sweep's trials away under their parent.
         "orderByKey": "metrics.`accuracy.val`",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +15,16 @@ from typing import Any
 from persafl_lit.common.atomic_file import write_text_atomically
 from persafl_lit.errors import first_line
 from persafl_lit.tracking.location import STORE
-from persafl_lit.tracking.messages import Message
+from persafl_lit.tracking.messages import TrackingMessage
+
+logger = logging.getLogger(__name__)
 
 
 def _folder() -> Path:
     return STORE / "unsent"
 
 
-def keep(uri: str, run_id: str, messages: Sequence[Message]) -> Path:
+def keep(uri: str, run_id: str, messages: Sequence[TrackingMessage]) -> Path:
     """Write down what could not be sent, and the files that it names, beside what was kept of the run before."""
     folder = _folder() / run_id
     folder.mkdir(parents=True, exist_ok=True)
@@ -30,13 +32,13 @@ def keep(uri: str, run_id: str, messages: Sequence[Message]) -> Path:
     try:
         kept = [_with_copy(message, _files_of(file) / str(number)) for number, message in enumerate(messages)]
         write_text_atomically(file, json.dumps({"uri": uri, "run_id": run_id, "messages": kept}))
-    except OSError:  # half of it would help nobody, and a full disk needs the room
+    except OSError:  # half of it is of no use, and a full disk needs the room
         _forget(file)
         raise
     return file
 
 
-def _with_copy(message: Message, place: Path) -> Message:
+def _with_copy(message: TrackingMessage, place: Path) -> TrackingMessage:
     if "path" not in message:
         return message
     copy = place / Path(message["path"]).name
@@ -87,11 +89,11 @@ def sync(uri: str | None = None) -> int:
     return len(done)
 
 
-def _send(store: Any, run_id: str, message: Message) -> None:
+def _send(store: Any, run_id: str, message: TrackingMessage) -> None:
     """Sending twice is harmless; what the store will never take is said and dropped."""
     try:
         store.send(run_id, message)
     except Exception as error:  # MLflow, its drivers and its servers raise their own types
         if not (isinstance(error, FileNotFoundError) or store.refuses(error)):
             raise
-        print(f"persafl: {store.uri} refuses a record of run {run_id}: {first_line(error)}", file=sys.stderr)
+        logger.warning("%s refuses a record of run %s: %s", store.uri, run_id, first_line(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -10,50 +11,82 @@ import sqlite3
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from persafl_lit.common.lock import Lock
+from persafl_lit.common.logs import quieted
 from persafl_lit.config.schema import ADDED, ADDED_BESIDE
 from persafl_lit.errors import ConfigError, TrackingError, first_line
 from persafl_lit.report.record import Record
 from persafl_lit.timeline import from_csv
 from persafl_lit.tracking.location import SQLITE
-from persafl_lit.tracking.messages import PLANNED, PRUNED, SELECT, Message
+from persafl_lit.tracking.messages import PLANNED, PRUNED, SELECT, TrackingMessage
 from persafl_lit.tracking.mlflow_view import experiment_tags
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-# We try again ourselves and go on with the run meanwhile; MLflow's own patience would be minutes.
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
-os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
-import mlflow
-import yaml
-from mlflow.entities import Metric, Param, Run, RunStatus, RunTag, ViewType
-from mlflow.exceptions import MlflowException
-
+DEFAULTS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # We try again ourselves and go on with the run meanwhile; MLflow's own patience would be minutes.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+"""Environment variables that MLflow reads when it is imported and at every request."""
+QUIET = {
+    "alembic": logging.WARNING,
+    "mlflow": logging.ERROR,
+    "mlflow.store.db.utils": logging.CRITICAL,  # tracebacks of errors that we say in a sentence
+}
 BATCH = 1000  # metrics MLflow takes in one call
+
+
+@functools.cache
+def load_mlflow() -> Any:
+    """MLflow with our defaults; environment variables that the user has set stay as they are."""
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    import mlflow
+
+    return mlflow
 
 
 def load_sqlite() -> None:
     """What MLflow imports for its first sqlite store."""
+    load_mlflow()
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+
+
+class QuietClient:
+    """MLflow's client, whose calls log only what we do not say ourselves."""
+
+    def __init__(self, uri: str) -> None:
+        mlflow = load_mlflow()
+        with quieted(QUIET):
+            self._client = mlflow.MlflowClient(tracking_uri=uri)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            with quieted(QUIET):
+                return method(*arguments, **named)
+
+        return call
 
 
 class Store:
     """An MLflow tracking store: our sqlite file or any server."""
 
     def __init__(self, uri: str) -> None:
-        logging.getLogger("alembic").setLevel(logging.WARNING)
-        logging.getLogger("mlflow").setLevel(logging.ERROR)
-        logging.getLogger("mlflow.store.db.utils").setLevel(
-            logging.CRITICAL
-        )  # tracebacks of errors that we say in a sentence
         self.uri = uri
         with _one_at_a_time(uri):
             if uri.startswith(SQLITE):
                 _create(Path(uri.removeprefix(SQLITE)))
-            self.client = mlflow.MlflowClient(tracking_uri=uri)
+            self.client = QuietClient(uri)
             self.client.search_experiments(max_results=1)
 
     def experiment(self, name: str) -> str:
@@ -76,32 +109,33 @@ class Store:
     def describe(self, run_id: str, params: dict[str, Any]) -> None:
         """A run's parameters, as far as it lacks them: MLflow refuses to change one, such as `workers` when a run is
         resumed with more."""
-        known = self.client.get_run(run_id).data.params
+        known, param = self.client.get_run(run_id).data.params, load_mlflow().entities.Param
         self.client.log_batch(
-            run_id, params=[Param(key, str(value)[:6000]) for key, value in params.items() if key not in known]
+            run_id, params=[param(key, str(value)[:6000]) for key, value in params.items() if key not in known]
         )
 
     def reopen(self, run_id: str) -> bool:
         """Go on with an interrupted run, if the store has it."""
         try:
-            self.client.update_run(run_id, status=RunStatus.to_string(RunStatus.RUNNING))
-        except MlflowException as error:
+            self.client.update_run(run_id, status="RUNNING")
+        except load_mlflow().MlflowException as error:
             if self.refuses(error):
                 return False
             raise
         return True
 
-    def send(self, run_id: str, message: Message) -> None:
+    def send(self, run_id: str, message: TrackingMessage) -> None:
         """Tell MLflow one thing; telling it twice changes nothing."""
+        entities = load_mlflow().entities
         match message:
             case {"metrics": rows}:
-                metrics = [Metric(*row) for row in rows]
+                metrics = [entities.Metric(*row) for row in rows]
                 for start in range(0, len(metrics), BATCH):
                     self.client.log_batch(run_id, metrics=metrics[start : start + BATCH])
             case {"params": params}:
                 self.describe(run_id, params)
             case {"tags": tags}:
-                self.client.log_batch(run_id, tags=[RunTag(key, value[:5000]) for key, value in tags.items()])
+                self.client.log_batch(run_id, tags=[entities.RunTag(key, value[:5000]) for key, value in tags.items()])
             case {"text": text, "name": name}:
                 self.client.log_text(run_id, text, name)
             case {"table": columns, "name": name}:
@@ -122,16 +156,16 @@ class Store:
 
     @staticmethod
     def refuses(error: Exception) -> bool:
-        """Whether sending again is hopeless: the store is there and says no."""
+        """Whether sending again would fail, too: the store is reachable and refuses."""
         return (
-            isinstance(error, MlflowException)
+            isinstance(error, load_mlflow().MlflowException)
             and 400 <= error.get_http_status_code() < 500
             and error.get_http_status_code() not in (408, 429)
         )
 
     @staticmethod
     def is_locked(error: Exception) -> bool:
-        """Whether another process is keeping the database to itself, which it will not do for ever."""
+        """Whether another process has locked the database; worth waiting for."""
         return "database is locked" in str(error)
 
     # -- reading back -------------------------------------------------------------------------------------------------
@@ -148,7 +182,7 @@ class Store:
 
     def _sweeps(self, target: str) -> list[Run]:
         """The parent runs of a sweep, by its name or by their own id."""
-        with contextlib.suppress(MlflowException):
+        with contextlib.suppress(load_mlflow().MlflowException):
             run = self.client.get_run(target)
             return [run] if _is_sweep(run) else []
         if "'" in target:
@@ -173,7 +207,7 @@ class Store:
 
     def _find(self, target: str) -> list[Run]:
         everywhere = [experiment.experiment_id for experiment in self.client.search_experiments()]
-        with contextlib.suppress(MlflowException):
+        with contextlib.suppress(load_mlflow().MlflowException):
             run = self.client.get_run(target)
             return self.search(everywhere, f"tags.`mlflow.parentRunId` = '{run.info.run_id}'") or (
                 [] if _is_sweep(run) else [run]
@@ -195,9 +229,9 @@ class Store:
     def search(self, experiments: list[str], which: str) -> list[Run]:
         """Newest first."""
         found: list[Run] = []
-        token = None
+        active, token = load_mlflow().entities.ViewType.ACTIVE_ONLY, None
         while True:
-            page = self.client.search_runs(experiments, which, ViewType.ACTIVE_ONLY, max_results=1000, page_token=token)
+            page = self.client.search_runs(experiments, which, active, max_results=1000, page_token=token)
             found += page
             token = page.token
             if not token:
@@ -256,7 +290,7 @@ class Store:
         """An artifact, if it is there."""
         try:
             return Path(self.client.download_artifacts(run_id, name)).read_text()
-        except (MlflowException, OSError):
+        except (load_mlflow().MlflowException, OSError):
             return None
 
 
@@ -272,24 +306,19 @@ def open_store(uri: str) -> Store:
         raise TrackingError(f"cannot reach the tracking store {uri}: {first_line(error)}") from error
 
 
-def prepare(uri: str, experiment: str) -> None:
-    """Make the store and the experiment before several processes use them."""
-    open_store(uri).experiment(experiment)
-
-
 def save_model(model: Any, example: Any, folder: Path) -> bool:
     """The model in MLflow's own format, with a signature; loads with `mlflow.pytorch.load_model`.
 
     As a traced graph: loading it runs no code but torch's. Whether that was possible; not every module can be traced.
     """
     import torch
-    from mlflow.models import infer_signature
 
-    with warnings.catch_warnings(), torch.no_grad():
+    mlflow = load_mlflow()
+    with warnings.catch_warnings(), quieted(QUIET), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
             inputs, output = example.numpy(), model.eval()(example).numpy()
-            signature = infer_signature(inputs, output)
+            signature = mlflow.models.infer_signature(inputs, output)
             needs = ["torch", "lightning", "persafl_lit"]
             mlflow.pytorch.save_model(
                 model, str(folder), signature=signature, input_example=inputs, pip_requirements=needs
@@ -321,7 +350,7 @@ def _create(path: Path) -> None:
         building = path.with_suffix(".building")
         for leftover in path.parent.glob(f"{building.name}*"):
             leftover.unlink()
-        mlflow.MlflowClient(tracking_uri=f"{SQLITE}{building}").search_experiments(max_results=1)  # makes the tables
+        QuietClient(f"{SQLITE}{building}").search_experiments(max_results=1)  # makes the tables
         os.replace(building, path)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode=WAL")

@@ -1,10 +1,10 @@
-"""A sweep in MLflow: a parent run, and a child for every trial. What is there says what is done."""
+"""A sweep in MLflow: a parent run, and a child for every trial. MLflow records which trials finished."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from persafl_lit import __version__
 from persafl_lit.errors import TrackingError, first_line
 from persafl_lit.tracking.environment import git_commit
 from persafl_lit.tracking.location import SQLITE
-from persafl_lit.tracking.messages import IMPORTED, PRUNED, SELECT, Message, timestamp
+from persafl_lit.tracking.messages import IMPORTED, PRUNED, SELECT, TrackingMessage, timestamp
 from persafl_lit.tracking.mlflow_view import experiment_tags
 from persafl_lit.tracking.outbox import keep
 from persafl_lit.tracking.store import Store, open_store
@@ -23,6 +23,8 @@ from persafl_lit.tracking.tracker import new_run
 
 if TYPE_CHECKING:
     from persafl_lit.config.compose import Config
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def ended_trials(uri: str, name: str) -> Ended:
     return Ended(summaries, {trial: error for trial, error in errors.items() if trial not in summaries})
 
 
-class Family:
+class SweepRuns:
     """The parent is known by the sweep's name, a child by the hash of its config: begun again, a sweep finds both."""
 
     def __init__(self, store: Store, experiment: str, name: str, varied: Sequence[Sequence[str]], select: str) -> None:
@@ -171,17 +173,14 @@ class Family:
         """Of the sweep as a whole."""
         self._send(self.parent, message)
 
-    def _send(self, run_id: str, *messages: Message) -> None:
+    def _send(self, run_id: str, *messages: TrackingMessage) -> None:
         """What a store that is away does not take is kept and sent later."""
         try:
             for message in messages:
                 self._store.send(run_id, message)
         except Exception as error:  # MLflow, its drivers and its servers raise their own types
-            print(
-                f"persafl: {self._store.uri} is away, its record waits for `persafl sync`: {first_line(error)}",
-                file=sys.stderr,
-            )
+            logger.warning("%s is away, its record waits for `persafl sync`: %s", self._store.uri, first_line(error))
             try:
                 keep(self._store.uri, run_id, messages)
             except OSError as full:  # what matters of it comes again when the sweep is started again
-                print(f"persafl: and it cannot be kept: {full.strerror}", file=sys.stderr)
+                logger.warning("and it cannot be kept: %s", full.strerror)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import math
-import sys
 import tempfile
 import threading
 import time
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persafl_lit import __version__
-from persafl_lit.common.process_memory import collector_at_rest
+from persafl_lit.common.process_memory import gc_paused
 from persafl_lit.errors import Interrupted, TrackingError, first_line
 from persafl_lit.tracking.artifacts import log_result
 from persafl_lit.tracking.environment import environment, git_commit
 from persafl_lit.tracking.location import SQLITE, store_uri
-from persafl_lit.tracking.messages import Message, timestamp
+from persafl_lit.tracking.messages import TrackingMessage, timestamp
 from persafl_lit.tracking.outbox import keep, sync, waiting
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from persafl_lit.engine.result import Result
     from persafl_lit.learning.scores import Point
     from persafl_lit.tracking.store import Store
+
+logger = logging.getLogger(__name__)
 
 OPENS_WITHIN = 20.0
 """Seconds of wall time in which a store that works is open, MLflow's import included."""
@@ -56,20 +58,20 @@ class Tracker:
         config: Config,
         run_id: str | None = None,
         tags: dict[str, str] | None = None,
-        hurry: Callable[[], bool] = lambda: False,
+        must_end: Callable[[], bool] = lambda: False,
     ) -> None:
-        """A new run, or the interrupted one called `run_id`. When `hurry()` turns true, nothing waits much longer for
-        the store."""
+        """A new run, or the interrupted one called `run_id`. When `must_end()` turns true, nothing waits much longer
+        for the store."""
         self.uri = store_uri(config.tracking.uri)
         _check_folder(self.uri)
         self._config = config
         self._tags = tags or {}
-        self._messages: deque[Message] = deque()
+        self._messages: deque[TrackingMessage] = deque()
         self._changed = threading.Condition()
         self._opened = threading.Event()
         self._failure: TrackingError | None = None
         self._give_up_at = math.inf
-        self._hurry = hurry
+        self._must_end = must_end
         self._hurried_at = math.inf
         self._opens_until = time.monotonic() + OPENS_WITHIN
         self._closing = False
@@ -85,7 +87,7 @@ class Tracker:
     def wait_until_open(self, experiment: Experiment) -> None:
         """Until the store has been opened, or has refused, or the user asks to stop."""
         while not self._opened.wait(0.2):
-            experiment.heed_stop()
+            experiment.stop_if_asked()
 
     def state_dict(self) -> dict[str, Any]:
         """The run's id. A checkpoint waits for a store that is being opened, but not for one that hangs."""
@@ -99,7 +101,7 @@ class Tracker:
 
     def _is_worth_waiting(self, until: float) -> bool:
         now = time.monotonic()
-        if self._hurry():
+        if self._must_end():
             self._hurried_at = min(self._hurried_at, now)
         return now < min(until, self._hurried_at + HURRY)
 
@@ -175,7 +177,7 @@ class Tracker:
             return
         self._finished = True
         if status == "KILLED":
-            self._hurry = lambda: True
+            self._must_end = lambda: True
         self.say(tags={"persafl.error": error or ""})
         self.say(status=status, end_time=int(time.time() * 1000))
         with self._changed:
@@ -202,13 +204,15 @@ class Tracker:
                     f"{len(self._messages)} records of run {run_id} were not taken by {self.uri} and could not be "
                     f"kept: {error.strerror}"
                 )
-                print(f"persafl: {lost}", file=sys.stderr)
+                logger.error("%s", lost)
                 return lost
-            print(
-                f"persafl: {self.uri} did not take {len(self._messages)} records of run {run_id}; they are "
-                f"kept in {file}, "
-                "and the next run or `persafl sync` sends them",
-                file=sys.stderr,
+            logger.warning(
+                "%s did not take %d records of run %s; they are kept in %s, and the next run or `persafl sync` sends "
+                "them",
+                self.uri,
+                len(self._messages),
+                run_id,
+                file,
             )
         return None
 
@@ -234,10 +238,7 @@ class Tracker:
                     most = 1  # which one of them it refuses will show
                     continue
                 if store.refuses(error):
-                    print(
-                        f"persafl: {self.uri} refuses a record of run {self.run_id}: {first_line(error)}",
-                        file=sys.stderr,
-                    )
+                    logger.warning("%s refuses a record of run %s: %s", self.uri, self.run_id, first_line(error))
                 else:
                     self._say_once(error)
                     self._pause(PAUSES[min(failures, len(PAUSES) - 1)])
@@ -248,12 +249,12 @@ class Tracker:
                 self._messages.popleft()
 
     def _send_what_was_kept(self) -> None:
-        """Of earlier runs, now that the store is there; whatever goes wrong with it is not this run's trouble."""
+        """Of earlier runs, now that the store is there; errors in it do not concern this run."""
         try:
             if waiting(self.uri):
                 sync(self.uri)
         except Exception as error:  # as below
-            print(f"persafl: what earlier runs could not send has to wait: {first_line(error)}", file=sys.stderr)
+            logger.warning("what earlier runs could not send has to wait: %s", first_line(error))
 
     def _open_when_free(self) -> Store:
         """A database that another process has locked is waited for; whatever else is wrong stops the run now, not at
@@ -271,27 +272,26 @@ class Tracker:
                 self._pause(1.0)
 
     def _open(self) -> Store:
-        with collector_at_rest():
-            from persafl_lit.tracking.store import Store, load_sqlite
+        with gc_paused():
+            from persafl_lit.tracking.store import Store, load_mlflow, load_sqlite
 
+            load_mlflow()
             if self.uri.startswith(SQLITE):
                 load_sqlite()
         store = Store(self.uri)
         config = self._config
         if self._run_id is not None and not store.reopen(self._run_id):
-            print(
-                f"persafl: the interrupted run {self._run_id} is not in {self.uri}; its metrics go to a new one",
-                file=sys.stderr,
-            )
+            logger.warning("the interrupted run %s is not in %s; its metrics go to a new one", self._run_id, self.uri)
             self._run_id = None
         if self._run_id is None:
             self._run_id = new_run(store, config, config.label(), self._tags)
+        logger.debug("tracking to %s as run %s", self.uri, self._run_id)
         self._messages.appendleft(
             {"params": config.flat()}
         )  # of an interrupted run, too: it may have been killed before they were sent
         return store
 
-    def _next(self, most: int) -> list[Message]:
+    def _next(self, most: int) -> list[TrackingMessage]:
         """The oldest message, with up to `most` in all if they are metrics; none when the run is over and all is
         sent."""
         with self._changed:
@@ -314,13 +314,12 @@ class Tracker:
     def _say_once(self, error: Exception) -> None:
         if not self._warned:
             why = "database is locked" if "database is locked" in str(error) else first_line(error)
-            print(f"persafl: tracking to {self.uri} fails, the run goes on and tries again: {why}", file=sys.stderr)
+            logger.warning("tracking to %s fails, the run goes on and tries again: %s", self.uri, why)
         self._warned = True
 
 
 def _check_folder(uri: str) -> None:
-    """A folder that cannot be is told at once; everything else about a store shows when it is opened, beside the
-    run."""
+    """Raise now if the folder cannot exist; other errors of a store show when it is opened, beside the run."""
     if uri.startswith(SQLITE):
         try:
             Path(uri.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)
@@ -342,7 +341,7 @@ def new_run(store: Store, config: Config, name: str, tags: dict[str, str]) -> st
     return store.create(config.tracking.experiment, name, known)
 
 
-def _as_one(messages: list[Message]) -> Message:
+def _as_one(messages: list[TrackingMessage]) -> TrackingMessage:
     """Metrics that have piled up make one request."""
     return (
         messages[0] if len(messages) == 1 else {"metrics": [row for message in messages for row in message["metrics"]]}

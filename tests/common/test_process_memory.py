@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from persafl_lit import run
-from persafl_lit.common.process_memory import collector_at_rest
+from persafl_lit.common.process_memory import gc_paused
 from persafl_lit.models.classifier import Classifier
 from persafl_lit.models.networks import Logistic
 
@@ -42,16 +42,16 @@ def test_the_pages_of_freed_tensors_serve_the_next_ones():
 
 def test_the_collector_rests_and_wakes_up_again():
     assert gc.isenabled()
-    with collector_at_rest():
+    with gc_paused():
         assert not gc.isenabled()
-        with collector_at_rest():
+        with gc_paused():
             pass
         assert not gc.isenabled()
     assert gc.isenabled()
 
 
 def test_it_wakes_up_after_an_error_too():
-    with pytest.raises(ImportError), collector_at_rest():
+    with pytest.raises(ImportError), gc_paused():
         raise ImportError
     assert gc.isenabled()
 
@@ -59,7 +59,7 @@ def test_it_wakes_up_after_an_error_too():
 def test_whoever_switched_it_off_finds_it_so():
     gc.disable()
     try:
-        with collector_at_rest():
+        with gc_paused():
             pass
         assert not gc.isenabled()
     finally:
@@ -81,7 +81,7 @@ class Awake(Classifier):
 
 
 def test_workers_that_are_forked_meanwhile_are_awake():
-    with collector_at_rest():
+    with gc_paused():
         result = run(
             ["clients=4", "updates=4", "workers=2", "tracking.enabled=false"],
             model=Awake(Logistic().network((1, 8, 8), 10)),

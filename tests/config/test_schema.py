@@ -14,7 +14,7 @@ import pytest
 from persafl_lit import compose
 from persafl_lit.config.coerce import Written, coerce, construct, defaults, hints, keys
 from persafl_lit.config.compose import GROUPS, SECTIONS, Config, choices, conf_folders
-from persafl_lit.config.groups import TABLES
+from persafl_lit.config.groups import GROUP_CLASSES
 from persafl_lit.config.parse import flat_keys, load, load_choice
 from persafl_lit.config.paths import flatten
 from persafl_lit.config.reference import meanings, page, type_of
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent.parent
 CLASSES = {
     cls
     for table in (
-        *TABLES.values(),
+        *GROUP_CLASSES.values(),
         OBJECTIVES,
         RULES,
         {"": Config, "eval": Eval, "checkpoint": Checkpoints, "tracking": Tracking, "method": Method},
@@ -118,7 +118,7 @@ def test_a_file_of_conf_holds_only_what_differs_from_the_class(key, name):
     owners = (
         [Method, OBJECTIVES[parts["objective"]], RULES[parts["rule"]], Sharing]
         if key == "method"
-        else [TABLES[key][name]]
+        else [GROUP_CLASSES[key][name]]
     )
     usual = {field: default for cls in owners for field, default in defaults(cls).items()}
     assert {field for field, value in content.items() if json.dumps(value) == json.dumps(usual[field])} == set()
@@ -234,7 +234,7 @@ def test_every_text_key_keeps_what_is_written(text):
     """Whichever class has it: nobody lists text keys."""
     seen = set()
     for group, name in EVERY_CHOICE:
-        owners = {group: TABLES[group][name]} if group in TABLES else {}
+        owners = {group: GROUP_CLASSES[group][name]} if group in GROUP_CLASSES else {}
         for where, cls in {**owners, "checkpoint": Checkpoints, "": Config}.items():
             for key in (key for key in keys(cls) if type_of(hints(cls)[key]) in ("text", "text or null")):
                 full = f"{where}.{key}" if where else key

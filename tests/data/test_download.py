@@ -27,8 +27,8 @@ from persafl_lit import compose, run
 from persafl_lit.cli import main
 from persafl_lit.data import Cifar10, Digits, FashionMnist, Mnist
 from persafl_lit.data import download as sources
-from persafl_lit.data.download import prepare, unpack
-from persafl_lit.data.manifest import IMAGE_SETS, Missing, located, verify
+from persafl_lit.data.download import prepare, unpack_archive
+from persafl_lit.data.manifest import IMAGE_SETS, Missing, verified_files, verify
 from persafl_lit.errors import ConfigError, DataError
 
 
@@ -179,7 +179,7 @@ def test_a_damaged_file_is_refused_by_name(small, tmp_path, damage, which, capsy
         content[len(content) // 2] ^= 1
     path.write_bytes({"truncated": content[:-1], "one bit": content, "empty": b"", "longer": content + b"x"}[damage])
     times = path.stat()
-    for attempt in (lambda: located("mnist", "data"), lambda: prepare("mnist", "data")):
+    for attempt in (lambda: verified_files("mnist", "data"), lambda: prepare("mnist", "data")):
         with pytest.raises(DataError, match=f"{path.name} is not the official file"):
             attempt()
     assert main(["run", "data=mnist", "tracking.enabled=false"]) == 2
@@ -319,7 +319,7 @@ def test_a_folder_on_another_file_system_is_filled_through_a_link(small, tmp_pat
             Path(link).symlink_to(elsewhere)
             root = link.partition("/")[0]
             assert prepare("mnist", root, lambda text: None).endswith(f"now in {root}/MNIST/raw")
-            assert len(located("mnist", root)) == 4
+            assert len(verified_files("mnist", root)) == 4
             assert not list(Path(elsewhere).rglob(".*")), "nothing temporary is left"
             assert Path(link).is_symlink()
 
@@ -439,7 +439,7 @@ sources.prepare("mnist", sys.argv[1], lambda text: None)
         process.send_signal(signal.SIGKILL)
         process.communicate()
         with contextlib.suppress(Missing):  # a damaged file would be another error
-            located("mnist", str(root))
+            verified_files("mnist", str(root))
             whole += 1
     assert whole < 12, "some kills came before the end"
 
@@ -452,7 +452,7 @@ def test_archives_do_not_write_outside_their_folder(name, tmp_path):
         member.size = 4
         tar.addfile(member, io.BytesIO(b"evil"))
     with pytest.raises(DataError, match="outside its folder"):
-        unpack(archive, tmp_path / "in" / "side")
+        unpack_archive(archive, tmp_path / "in" / "side")
     assert not list(tmp_path.rglob("evil"))
     assert not Path("/tmp/persafl-evil").exists()
 
@@ -464,7 +464,7 @@ def test_links_in_archives_are_refused(tmp_path):
         link.type, link.linkname = tarfile.SYMTYPE, "/etc"
         tar.addfile(link)
     with pytest.raises(DataError, match="no plain file"):
-        unpack(archive, tmp_path / "side")
+        unpack_archive(archive, tmp_path / "side")
 
 
 def test_a_pickle_that_is_not_the_official_one_is_never_opened(tmp_path):

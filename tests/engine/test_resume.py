@@ -131,9 +131,8 @@ def test_a_killed_process_resumes_to_the_same_result_in_the_same_tracking_run(tm
     killed.communicate()
     assert killed.returncode == -signal.SIGKILL
 
-    stopped = start("--resume")
-    time.sleep(0.1)
     before = next(checkpoints.glob("*.pt")).stat().st_mtime_ns
+    stopped = start("--resume")
     while next(checkpoints.glob("*.pt")).stat().st_mtime_ns == before:
         assert stopped.poll() is None, stopped.communicate()
         time.sleep(0.05)

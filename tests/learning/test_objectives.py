@@ -202,7 +202,7 @@ def test_an_inner_step_that_diverges_is_refused():
 
 
 def test_a_tolerance_that_is_never_reached_is_given_up(monkeypatch):
-    monkeypatch.setattr("persafl_lit.learning.objectives.moreau.PATIENCE", 20)
+    monkeypatch.setattr("persafl_lit.learning.objectives.moreau.MOST_INNER_STEPS", 20)
     H, a, w, f, D = quadratic(0)
     with pytest.raises(DivergenceError, match=r"after 20 inner steps"):
         Moreau(lam=2.0, inner_steps=None, nu=1e-300, inner_lr=0.01).gradient(f, at(w, [D]))

@@ -33,14 +33,14 @@ from persafl_lit.report.record import Record
 from persafl_lit.report.run_overview import draw_run
 from persafl_lit.report.schedules import beginning, concurrency, staleness_shares
 from persafl_lit.report.table_rows import facts, summary_rows
-from persafl_lit.report.tables import Table, bytes_text, latex_text, markdown_text, ratio_text, with_spread
+from persafl_lit.report.tables import TextTable, bytes_text, latex_text, markdown_text, ratio_text, with_spread
 from persafl_lit.report.task_charts import charts_of
 from persafl_lit.timeline import Activity, Timeline
 from persafl_lit.timeline.timeline import jobs_to_timeline
 from persafl_lit.tracking import store_uri
 from persafl_lit.tracking.messages import PLANNED, PRUNED
 from persafl_lit.tracking.store import Store
-from persafl_lit.tracking.sweep_runs import Family
+from persafl_lit.tracking.sweep_runs import SweepRuns
 from tests.support.records import record
 
 HOSTILE = "<script>alert(1)</script>|$\\frac$&%{y}\"'`*\x00_"
@@ -142,7 +142,7 @@ def test_no_speed_up_is_told_below_halfway_from_the_untrained_model_to_the_best(
     assert (asked["fedavg"][0.243].text(), asked["fedasync"][0.243].text()) == ("20.0 to 30.0", "0.0 to 10.0")
     runs = [record("fedavg", val=slow, test=slow), record("fedasync", val=fast, test=fast)]
     assert (
-        "No speed-up is told at 0.243: below halfway between the untrained model (0.229) and the best method (0.829)."
+        "No speed-up is given at 0.243: below halfway between the untrained model (0.229) and the best method (0.829)."
         in words_of(runs, [0.243])
     )
 
@@ -968,7 +968,7 @@ def test_names_and_errors_are_text_in_the_page(tmp_path):
 
 
 def test_markdown_cells_cannot_be_broken():
-    line = Table(("a", "b"), [["x|y\nz", "<b>*`[]\\"]]).markdown().splitlines()[2]
+    line = TextTable(("a", "b"), [["x|y\nz", "<b>*`[]\\"]]).markdown().splitlines()[2]
     assert line == r"| x\|y z | &lt;b&gt;\*\`\[\]\\ |"
     assert markdown_text("a & b") == "a &amp; b"
 
@@ -987,7 +987,7 @@ def test_latex_cells_cannot_be_broken():
         r"a\_b \& 50\% of \$x\$ \{\#1\} \textbackslash{}input \textasciitilde{}\textasciicircum{}"
     )
     assert latex_text("0.7 ± 0.1\n[x]") == r"0.7 $\pm$ 0.1 {[}x{]}"
-    text = Table(("a", "n"), [["x & y", "-1"]], frozenset({"n"}), caption="50 %").latex()
+    text = TextTable(("a", "n"), [["x & y", "-1"]], frozenset({"n"}), caption="50 %").latex()
     assert text.splitlines() == [
         r"\begin{table}",
         r"\centering",
@@ -1199,7 +1199,7 @@ def test_real_runs_make_a_report(tmp_path):
 
 def test_a_sweep_that_has_only_begun_is_read_with_its_plan_and_its_metric(tmp_path):
     store = Store(store_uri(None))
-    family = Family(store, "experiment", "few", [], "loss.val")
+    family = SweepRuns(store, "experiment", "few", [], "loss.val")
     assert store.records(family.parent) == [], "the parent is no run to report on"
     run_id = family.child(compose(["method=fedasync", "tracking.experiment=experiment"]), "one")
     assert [(found.run_id, found.select, found.pruned, found.planned) for found in store.records("few")] == [

@@ -21,7 +21,7 @@ from persafl_lit.sweep.trials import first_trials, on_other_seeds
 from persafl_lit.sweep.yaml_lines import Source
 from persafl_lit.tracking import store_uri
 from persafl_lit.tracking.store import Store
-from persafl_lit.tracking.sweep_runs import Family
+from persafl_lit.tracking.sweep_runs import SweepRuns
 
 SWEEP = """name: small
 overrides: [model=logistic, clients=4, updates=12, local_steps=1, eval.every=5.0, tracking.model=false, tracking.figures=false]
@@ -251,7 +251,7 @@ def test_curves_are_read_in_order_of_time_whatever_the_order_of_their_rows(sweep
 
 def test_a_trial_that_was_interrupted_here_and_finished_elsewhere_keeps_its_one_run(sweep_file):
     trial = first_trials(plan())[0]
-    family = Family(Store(store_uri(None)), "small", "small", [], "accuracy.val")
+    family = SweepRuns(Store(store_uri(None)), "small", "small", [], "accuracy.val")
     run_id = family.child(trial.config, trial.name)
     family.end(run_id, "KILLED", "interrupted")
     assert main(["sweep", sweep_file, "--finished", write("runs.csv", rows_of_all())]) == 0

@@ -137,6 +137,11 @@ def test_a_finished_sweep_has_nothing_left_to_do(undisturbed):
     assert len(runs(undisturbed)) == TRIALS
 
 
+def said(process, pattern):
+    """Wait for a line on stderr; False if the process ends without it."""
+    return any(re.search(pattern, line) for line in process.stderr)
+
+
 def workers_of(process):
     found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
     return [int(pid) for pid in found]
@@ -151,20 +156,19 @@ def workers_of(process):
     ],
     ids=["few", "many"],
 )
-def test_kills_at_random_moments_change_nothing(kinds, undisturbed, tmp_path):
+def test_kills_between_and_within_trials_change_nothing(kinds, undisturbed, tmp_path):
     folder = folder_with_sweep(tmp_path / "killed")
     dice = random.Random(20)
     survived = 0
     for kind in kinds:
         process = start(folder)
-        time.sleep(dice.uniform(6.0, 14.0))
-        if process.poll() is not None:
+        if not said(process, rf"\d/{TRIALS} "):
             break
-        survived += 1
+        survived += 1  # a trial has ended, another one has begun or is under way
         if kind == "worker":
             if workers := workers_of(process):
                 os.kill(dice.choice(workers), signal.SIGKILL)
-            time.sleep(dice.uniform(1.0, 4.0))
+            said(process, rf"\d/{TRIALS} |it is tried again")
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) in (0, 130)
         elif kind == "interrupt":

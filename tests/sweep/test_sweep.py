@@ -12,7 +12,7 @@ from persafl_lit.cli import main
 from persafl_lit.cli.sweep import _print, sweeps
 from persafl_lit.common.csv_table import to_csv
 from persafl_lit.errors import ConfigError
-from persafl_lit.sweep.dashboard import Board, duration
+from persafl_lit.sweep.dashboard import Dashboard, duration
 from persafl_lit.sweep.forecast import EACH, Forecast, makespan
 from persafl_lit.sweep.plan import plan_of
 from persafl_lit.sweep.results import Outcome, choose, table
@@ -21,7 +21,7 @@ from persafl_lit.sweep.trials import first_trials, on_other_seeds
 from persafl_lit.sweep.yaml_lines import Source
 from persafl_lit.tracking import store_uri
 from persafl_lit.tracking.store import Store
-from persafl_lit.tracking.sweep_runs import Family
+from persafl_lit.tracking.sweep_runs import SweepRuns
 
 GOOD = """name: good
 overrides: [model=logistic, updates=10]
@@ -165,7 +165,7 @@ def test_a_dry_run_of_an_adaptive_search_does_not_pretend_to_know_its_trials(cap
     )
     assert main(["sweep", "learns.yaml", "clients=5", "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "learns: 3 trials in each of 1 blocks, each proposed from what came of those before it" in said
+    assert "learns: 3 trials in each of 1 blocks, each proposed from the results of those before it" in said
     assert "lam=" not in said
     assert "nothing was started" in said
 
@@ -338,7 +338,7 @@ def test_a_dry_run_does_not_count_trials_that_would_fail_again(tmp_path, capsys)
     first = first_trials(two)
     assert main(["sweep", "across.yaml", "--dry-run"]) == 0
     assert "8 trials, then each method's best by accuracy.val on 2 more seeds: 6 trials" in capsys.readouterr().out
-    family = Family(Store(store_uri(two.tracking.uri)), two.tracking.experiment, two.name, [], two.select.metric)
+    family = SweepRuns(Store(store_uri(two.tracking.uri)), two.tracking.experiment, two.name, [], two.select.metric)
     family.end(family.child(first[0].config, "a"), "FAILED", "DivergenceError: the run diverges")
     family.end(family.child(first[1].config, "b"), "FAILED", "WorkerError: it was killed")
     assert main(["sweep", "across.yaml", "--dry-run"]) == 0
@@ -439,7 +439,7 @@ def test_the_time_left_is_what_the_sweep_then_takes():
     first = first_trials(two)
     second = on_other_seeds(two, [first[0], first[3]])
     clock, said = Clock(), []
-    board = Board("kinds", len(first), 2, clock)
+    board = Dashboard("kinds", len(first), 2, clock)
     by_method = [[trial for trial in first if trial.method == method] for method in TOOK]
     for stage, later in ((first, [group for group in by_method for _ in two.seeds[1:]]), (second, [])):
         board.later, queue, ends = later, list(stage), {}
@@ -467,7 +467,7 @@ def test_the_time_left_is_what_the_sweep_then_takes():
 
 def test_a_resumed_trial_is_judged_by_what_it_did_here():
     clock, (trial, other, *_) = Clock(), first_trials(plan(KINDS))
-    board = Board("kinds", 2, 1, clock)
+    board = Dashboard("kinds", 2, 1, clock)
     board.starts(trial)
     board.goes_on(trial, {"updates": 10, "total": 20})
     clock.now = 10.0
@@ -479,7 +479,7 @@ def test_a_resumed_trial_is_judged_by_what_it_did_here():
 
 
 def test_trials_of_an_earlier_start_are_known_and_those_of_another_machine_are_not():
-    board, (trial, other, *_) = Board("kinds", 2, 1), first_trials(plan(KINDS))
+    board, (trial, other, *_) = Dashboard("kinds", 2, 1), first_trials(plan(KINDS))
     board.waiting = [other]
     board.ends(ended(trial, 40.0, imported="runs.csv"), before=True)
     assert board.seconds_left() is None
@@ -489,7 +489,7 @@ def test_trials_of_an_earlier_start_are_known_and_those_of_another_machine_are_n
 
 def test_a_trial_that_ends_is_a_line_where_there_is_no_terminal(capsys):
     trials = first_trials(plan(GOOD))
-    with Board("some", len(trials), 2) as board:
+    with Dashboard("some", len(trials), 2) as board:
         board.starts(trials[0])
         board.ends(outcome(trials[0], 0.5))
     assert "1/12 fedasync beta=0.8 seed=0: accuracy 0.5000" in capsys.readouterr().err
@@ -538,7 +538,7 @@ def test_a_trial_whose_model_never_changed_is_marked_and_neither_chosen_nor_aver
     assert [row["versions"] for row in rows[:1]] == [0]
     assert rows[0]["note"].startswith("the model never changed")
     assert choose(outcomes[:2], plan(GOOD).select) == []
-    with Board("some", 4, 1) as board:
+    with Dashboard("some", 4, 1) as board:
         board.ends(outcomes[0])
         board.ends(outcomes[2])
     said = capsys.readouterr().err

@@ -16,11 +16,13 @@ from persafl_lit.cli import main
 from persafl_lit.common.seeding import rng
 from persafl_lit.errors import ConfigError
 from persafl_lit.learning.objectives import Maml, Moreau, Plain
-from persafl_lit.theory import constants, fit, study
+from persafl_lit.theory import constants, fedasync_limit, fit, floors, studies, study, uneven_schedule
 from persafl_lit.theory.advise import warnings
 from persafl_lit.theory.bounds import OPTIONS, Theorem
 from persafl_lit.theory.constants import Constants
-from persafl_lit.theory.problems import Corners, Logistic, Quadratics, random_logistic, random_quadratics
+from persafl_lit.theory.problems.corners import Corners
+from persafl_lit.theory.problems.logistic import LogisticProblem, random_logistic
+from persafl_lit.theory.problems.quadratic import QuadraticProblem, random_quadratics
 from persafl_lit.theory.simulation import SLOTS, FastDraws, LocalSteps, Run, simulate
 from persafl_lit.timeline import DELAYS, SCHEDULES, Setting
 
@@ -130,7 +132,7 @@ def test_rows_do_not_know_of_each_other():
 
 def test_one_noiseless_client_is_gradient_descent():
     """w^t = (1 - eta L)^t w^0, so the average of |grad f|^2 is a geometric series."""
-    problem = Quadratics(np.full((1, 1, 1), 2.0), np.zeros((1, 1)), np.ones(1))
+    problem = QuadraticProblem(np.full((1, 1, 1), 2.0), np.zeros((1, 1)), np.ones(1))
     eta, T = 0.1, 400
     measured = simulate(problem, "a", [Run(0, T, 0, eta)])
     factor = (1 - 2 * eta) ** 2
@@ -188,7 +190,7 @@ def test_personalised_costs_are_as_smooth_as_the_lemmas_say(problem, seed):
 
 def test_the_smoothness_of_the_envelope_is_attained_where_curvature_is_most_negative():
     """F^(c) of -L/2 w^2 has the curvature -lam L / (lam - L)."""
-    problem = Quadratics(np.full((1, 1, 1), -1.0), np.zeros((1, 1)), np.zeros(1))
+    problem = QuadraticProblem(np.full((1, 1, 1), -1.0), np.zeros((1, 1)), np.zeros(1))
     slopes = problem.cost_gradients("c", np.array([[0.0], [1.0]]), lam=3.0)
     assert abs(slopes[1] - slopes[0]).item() == pytest.approx(constants.moreau(Constants(L=1.0), 3.0).L)
 
@@ -276,8 +278,8 @@ def test_the_bias_of_the_maml_estimator_grows_as_alpha_where_corners_are_sharp_a
 def test_inner_iterations_follow_the_condition_number_times_the_logarithm_of_the_tolerance(share):
     """Also where the cost is concave, which is the slowest case: there a step shrinks grad h by exactly 1 - share (lam - L) / (lam + L)."""
     for H in (np.diag([0.2, 1.0]), np.diag([-1.0, 1.0])):
-        problem = Quadratics(H[None], np.zeros((1, 2)), np.full(2, 3.0))
-        found = study.inner_steps(problem, 2.0, np.geomspace(1e-1, 1e-9, 9), study.Settings(seeds=2), share)
+        problem = QuadraticProblem(H[None], np.zeros((1, 2)), np.full(2, 3.0))
+        found = floors.inner_steps(problem, 2.0, np.geomspace(1e-1, 1e-9, 9), study.Settings(seeds=2), share)
         assert all(steps <= most for steps, most in zip(found["steps"], found["most"], strict=True))
     shrinks = 1 - share * (2.0 - 1.0) / (2.0 + 1.0)
     assert found["per_decade"] == pytest.approx(math.log(10) / -math.log(shrinks), rel=0.1)
@@ -319,7 +321,7 @@ def test_the_corrected_theorems_follow_from_the_last_inequalities_of_their_proof
 
 def test_slip_theorem_me_with_the_current_model_in_place_of_the_first_is_violated():
     """As printed the first term has F(w^t) - f*. Without noise and diversity it is all there is, and it vanishes as the run converges."""
-    problem = Quadratics(np.full((2, 1, 1), 0.05), np.zeros((2, 1)), np.ones(1))
+    problem = QuadraticProblem(np.full((2, 1, 1), 0.05), np.zeros((2, 1)), np.ones(1))
     lam, nu = 10 * 0.05, 1e-9
     theorem = Theorem("c", problem.constants, tau=2, lam=lam, nu=nu)
     T = 4 * math.ceil(theorem.least_updates)
@@ -396,12 +398,12 @@ def test_the_smallest_number_of_updates_for_an_epsilon_is_just_enough(theorem, e
 @pytest.fixture
 def short(monkeypatch):
     """Studies that end soon."""
-    monkeypatch.setattr(study, "FLOOR_T", 300)
-    monkeypatch.setattr(study, "FLOOR_SEEDS", 4)
-    monkeypatch.setattr(study, "NU_SEEDS", 4)
-    monkeypatch.setattr(study, "UNEVEN_T", 800)
-    monkeypatch.setattr(study, "UNEVEN_SEEDS", 2)
-    monkeypatch.setattr(study, "LIMIT_T", 200)
+    monkeypatch.setattr(floors, "FLOOR_T", 300)
+    monkeypatch.setattr(floors, "FLOOR_SEEDS", 4)
+    monkeypatch.setattr(floors, "NU_SEEDS", 4)
+    monkeypatch.setattr(uneven_schedule, "UNEVEN_T", 800)
+    monkeypatch.setattr(uneven_schedule, "UNEVEN_SEEDS", 2)
+    monkeypatch.setattr(fedasync_limit, "LIMIT_T", 200)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -409,7 +411,7 @@ def short(monkeypatch):
 def test_the_bound_is_kept_where_its_conditions_hold(option, problem, short):
     if (option, problem) == ("c", "logistic"):
         pytest.skip("its closed form needs a minimisation per client and moment: slow")
-    found = study.study(option, study.Settings(tau=1, clients=3, seeds=3, Q=1, problem=problem))
+    found = studies.study(option, study.Settings(tau=1, clients=3, seeds=3, Q=1, problem=problem))
     assert all(row["conditions_hold"] for row in found.rows)
     assert all(row["high"] <= row["bound"] for row in found.rows)
     assert {row["tau"] for row in found.rows} == {0, 1}
@@ -418,10 +420,10 @@ def test_the_bound_is_kept_where_its_conditions_hold(option, problem, short):
 
 def test_fast_clients_pull_the_model_to_themselves(monkeypatch):
     """On the asynchronous schedule the average does not vanish, whatever the bound says."""
-    monkeypatch.setattr(study, "UNEVEN_T", 8_000)
-    monkeypatch.setattr(study, "UNEVEN_SEEDS", 3)
+    monkeypatch.setattr(uneven_schedule, "UNEVEN_T", 8_000)
+    monkeypatch.setattr(uneven_schedule, "UNEVEN_SEEDS", 3)
     found = study.Study("a", {})
-    study.uneven_schedule(found, study.Settings(tau=10, seeds=2), lambda what, updates: None)
+    uneven_schedule.uneven_schedule(found, study.Settings(tau=10, seeds=2), lambda what, updates: None)
     about = found.uneven
     assert about["shares"][0] > 1.3 * about["shares"][-1]
     assert about["asynchronous"][-1] > 20 * about["drawn"][-1]
@@ -565,7 +567,7 @@ def test_unknown_objectives_have_no_theorem():
 
 def test_logistic_constants_are_global_but_for_the_gradient_bound():
     problem = random_logistic(3, 2, 0.3, b=2)
-    assert isinstance(problem, Logistic)
+    assert isinstance(problem, LogisticProblem)
     far = 50 * points(problem, 20, 0)
     slopes = problem.gradients(far)
     assert ((slopes - slopes.mean(1, keepdims=True)) ** 2).sum(-1).mean(1).max() <= problem.constants.gamma_g**2

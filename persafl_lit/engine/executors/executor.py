@@ -1,4 +1,4 @@
-"""Who does the work: jobs and evaluations, each a pure function of its inputs.
+"""Executors run jobs and evaluations, each a pure function of its inputs.
 
 A job's result depends only on (the model read, the client's memory, client, visit, seed), so it may run whenever these
 exist, anywhere, in any order, or twice: the run's result has the same bits. An executor has lanes that work at the same
@@ -68,7 +68,7 @@ class Evaluation:
         return tuple(self.found[client] for client in self.clients)
 
 
-Result = Update | Scores | Gradient | Exception
+UnitResult = Update | Scores | Gradient | Exception
 """What comes of a message; what goes wrong is raised when its turn has come."""
 
 
@@ -167,7 +167,7 @@ class Executor(ABC):
         while self._waiting and self._waiting[0][0] <= self._needed + WINDOW * self.lanes and self._free():
             self._send(heapq.heappop(self._waiting)[2])
 
-    def _keep(self, unit: Unit, result: Result, wall_seconds: float) -> None:
+    def _keep(self, unit: Unit, result: UnitResult, wall_seconds: float) -> None:
         if unit.evaluation is None:
             assert unit.job is not None
             assert isinstance(result, (Update, PersaflError))
@@ -193,7 +193,7 @@ class Executor(ABC):
         """Give a unit to a free lane."""
 
     @abstractmethod
-    def _collect(self, wait: bool) -> Iterator[tuple[Unit, Result, float]]:
+    def _collect(self, wait: bool) -> Iterator[tuple[Unit, UnitResult, float]]:
         """Units that are done, their results and wall seconds; with `wait`, some are waited for, but not much longer
         than POLL."""
 
@@ -221,18 +221,18 @@ class Serial(Executor):
     def _send(self, unit: Unit) -> None:
         raise NotImplementedError("the only lane is the process that asks")
 
-    def _collect(self, wait: bool) -> Iterator[tuple[Unit, Result, float]]:
+    def _collect(self, wait: bool) -> Iterator[tuple[Unit, UnitResult, float]]:
         if wait:
             unit = heapq.heappop(self._waiting)[2]
             yield unit, *perform(self.worker, unit.message)
 
 
-def perform(worker: Worker, message: Message) -> tuple[Result, float]:
-    """Do one unit, here and now: its result, and how many wall seconds it took."""
+def perform(worker: Worker, message: Message) -> tuple[UnitResult, float]:
+    """Do one unit in this process: its result, and how many wall seconds it took."""
     start = time.perf_counter()
     try:
         with exits_refused():
-            result: Result = worker.perform(message)
+            result: UnitResult = worker.perform(message)
     except PersaflError as error:
         result = error
     except KeyboardInterrupt:

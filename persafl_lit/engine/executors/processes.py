@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import pickle
 import signal
@@ -16,16 +17,19 @@ from multiprocessing.process import BaseProcess
 import torch
 from torch import Tensor
 
+from persafl_lit.common.logs import LogSettings
 from persafl_lit.common.plugins import really_exit
 from persafl_lit.common.process_memory import keep_freed_memory
-from persafl_lit.engine.executors.executor import POLL, Executor, Result, Unit, perform, unsendable
+from persafl_lit.engine.executors.executor import POLL, Executor, Unit, UnitResult, perform, unsendable
 from persafl_lit.engine.executors.transport import Place
 from persafl_lit.engine.executors.worker import ALIGNED, Work, Worker
 from persafl_lit.errors import ConfigError, WorkerError
 
-DEPTH = 2
+logger = logging.getLogger(__name__)
+
+UNITS_PER_LANE = 2
 """Units a process holds: one under way and one ready, so that it never waits for the server."""
-ATTEMPTS = 3
+UNIT_ATTEMPTS = 3
 """How often a unit may lose its process before the run gives up."""
 
 
@@ -56,20 +60,22 @@ class Processes(Executor):
         if self._context.get_start_method() == "fork":
             worker.federation.before_fork()
         room = -(-worker.room // ALIGNED) * ALIGNED
-        _check_shared_memory(lanes * DEPTH * room)
-        memories = [torch.empty((DEPTH, room), dtype=torch.uint8).share_memory_() for _ in range(lanes)]
+        _check_shared_memory(lanes * UNITS_PER_LANE * room)
+        memories = [torch.empty((UNITS_PER_LANE, room), dtype=torch.uint8).share_memory_() for _ in range(lanes)]
         self._lanes: list[Lane] = []
         for memory in memories:
             self._lanes.append(self._start(memory))
+        logger.debug("%d worker processes (%s)", lanes, self._context.get_start_method())
 
     def _start(self, memory: Tensor) -> Lane:
         ours, theirs = self._context.Pipe()
         forked = self._context.get_start_method() == "fork"
         source = self.worker if forked else self.worker.work
-        # A forked process has our ends of all pipes, too: it must close them, or nobody would see the end of this
-        # process.
+        # A forked process has our ends of all pipes, too: it must close them, or the end of this process would
+        # go unnoticed.
         inherited = [ours, *(lane.pipe for lane in self._lanes)] if forked else []
-        process = self._context.Process(target=_serve, args=(source, theirs, memory, inherited), daemon=True)  # type: ignore[attr-defined]
+        about = (source, theirs, memory, inherited, LogSettings.current())
+        process = self._context.Process(target=_serve, args=about, daemon=True)  # type: ignore[attr-defined]
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", DeprecationWarning
@@ -93,18 +99,18 @@ class Processes(Executor):
         return Lane(process, ours, memory, [Place(part) for part in memory])
 
     def _free(self) -> bool:
-        return min(len(lane.units) for lane in self._lanes) < DEPTH
+        return min(len(lane.units) for lane in self._lanes) < UNITS_PER_LANE
 
     def _send(self, unit: Unit) -> None:
         lane = min(self._lanes, key=lambda lane: len(lane.units))
-        place = next(place for place in range(DEPTH) if place not in lane.units)
+        place = next(place for place in range(UNITS_PER_LANE) if place not in lane.units)
         lane.units[place] = unit
         try:
             lane.pipe.send((place, lane.places[place].store(unit.message)))
         except OSError:
             self._replace(lane)
 
-    def _collect(self, wait: bool) -> Iterator[tuple[Unit, Result, float]]:
+    def _collect(self, wait: bool) -> Iterator[tuple[Unit, UnitResult, float]]:
         pipes = {lane.pipe: lane for lane in self._lanes if lane.units}
         for pipe in connection.wait(list(pipes), POLL if wait else 0):
             lane = pipes[pipe]  # type: ignore[index]
@@ -122,16 +128,13 @@ class Processes(Executor):
         code, lost = lane.process.exitcode or 0, list(lane.units.values())
         cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         for unit in lost:
-            if unit.attempts + 1 >= ATTEMPTS:
+            if unit.attempts + 1 >= UNIT_ATTEMPTS:
                 raise WorkerError(
-                    f"client {unit.message.client} ended {ATTEMPTS} worker processes ({cause}); is there "
+                    f"client {unit.message.client} ended {UNIT_ATTEMPTS} worker processes ({cause}); is there "
                     "enough memory? "
                     "Fewer workers need less, and executor=serial shows where it happens"
                 )
-        print(
-            f"persafl: worker process {lane.process.pid} is gone ({cause}); another one does its work again",
-            file=sys.stderr,
-        )
+        logger.warning("worker process %s is gone (%s); another one does its work again", lane.process.pid, cause)
         self._lanes[self._lanes.index(lane)] = self._start(lane.memory)
         for unit in lost:
             self._send(unit._replace(attempts=unit.attempts + 1))
@@ -149,7 +152,7 @@ def _can_train(pipe: connection.Connection) -> bool:
     start."""
     try:
         return bool(pipe.recv())
-    except (EOFError, OSError):  # it is gone already; whoever waits for its work will see that
+    except (EOFError, OSError):  # it has ended already, which shows when its work is waited for
         return True
 
 
@@ -162,16 +165,21 @@ def _autograd_works() -> bool:
 
 
 def _serve(
-    source: Worker | Work, pipe: connection.Connection, memory: Tensor, inherited: Sequence[connection.Connection]
+    source: Worker | Work,
+    pipe: connection.Connection,
+    memory: Tensor,
+    inherited: Sequence[connection.Connection],
+    log: LogSettings,
 ) -> None:
-    """The life of a worker process: until the pipe closes, because the run is over or its process is gone."""
+    """Main function of a worker process. It ends when the pipe closes: the run is over or its process has died."""
     for end in inherited:
         end.close()
     for number in (signal.SIGINT, signal.SIGTERM):  # the server decides when to stop
         signal.signal(number, signal.SIG_IGN)
+    log.apply()
     torch.set_num_threads(1)
     keep_freed_memory()
-    gc.enable()  # it may be at rest where this process was forked
+    gc.enable()  # it may be paused where this process was forked
     if isinstance(source, Worker):
         works = _autograd_works()
         pipe.send(works)

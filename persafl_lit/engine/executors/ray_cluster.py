@@ -11,28 +11,25 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-
 import ray
 import torch
 from torch import Tensor
 
 from persafl_lit.common.process_memory import keep_freed_memory
-from persafl_lit.engine.executors.executor import POLL, Executor, Result, Unit, perform, unsendable
+from persafl_lit.engine.executors.executor import POLL, Executor, Unit, UnitResult, perform, unsendable
 from persafl_lit.engine.executors.transport import Header, as_bytes, describe, unpack
 from persafl_lit.engine.executors.worker import Worker
 from persafl_lit.errors import ConfigError, WorkerError, first_line, located
 
-DEPTH = 2
+CALLS_PER_LANE = 2
 """Calls per lane: one under way and one ready."""
 SMALL = 100_000
 """Bytes up to which Ray sends an argument with the call."""
-RETRIES = 3
+UNIT_RETRIES = 3
 """How often Ray does a unit again whose process or node was lost."""
 
 
-class Cluster(Executor):
+class RayExecutor(Executor):
     """Ray tasks with one CPU and one torch thread each. RAY_ADDRESS names a cluster; without it a local one is started.
 
     A task whose process or node is lost is done again: the result has the same bits.
@@ -53,7 +50,7 @@ class Cluster(Executor):
             raise unsendable(worker, _why_unpicklable(worker) or error) from None
 
     def _free(self) -> bool:
-        return len(self._calls) < DEPTH * self.lanes
+        return len(self._calls) < CALLS_PER_LANE * self.lanes
 
     def _send(self, unit: Unit) -> None:
         header, tensors = describe(unit.message)
@@ -68,12 +65,12 @@ class Cluster(Executor):
             return part.numpy()
         place = part.data_ptr(), len(part)
         if place not in self._parts:
-            while len(self._parts) >= 4 * DEPTH * self.lanes:
+            while len(self._parts) >= 4 * CALLS_PER_LANE * self.lanes:
                 del self._parts[next(iter(self._parts))]
             self._parts[place] = part, ray.put(part.numpy())
         return self._parts[place][1]
 
-    def _collect(self, wait: bool) -> Iterator[tuple[Unit, Result, float]]:
+    def _collect(self, wait: bool) -> Iterator[tuple[Unit, UnitResult, float]]:
         if not self._calls:
             return
         done, _ = ray.wait(list(self._calls), num_returns=1, timeout=POLL if wait else 0)
@@ -87,7 +84,7 @@ class Cluster(Executor):
                 ) from None
             except ray.exceptions.RayError as error:
                 raise WorkerError(
-                    f"client {unit.message.client} could not be done by Ray in {RETRIES + 1} attempts: "
+                    f"client {unit.message.client} could not be done by Ray in {UNIT_RETRIES + 1} attempts: "
                     f"{first_line(error)}"
                 ) from None
             yield unit, unpack(header, map(_writable, parts), self.worker.device), wall_seconds
@@ -100,7 +97,7 @@ class Cluster(Executor):
 
 
 def _why_unpicklable(worker: Worker) -> Exception | None:
-    """The model's own reason: Ray looks for it so thoroughly that it stumbles over other attributes first."""
+    """Why the model cannot be pickled: Ray's own search reports other attributes first."""
     try:
         ray.cloudpickle.dumps(worker.work)
     except Exception as error:  # as above
@@ -112,7 +109,7 @@ _workers: dict[str, Worker] = {}
 """In a Ray process: the worker of the run that it serves."""
 
 
-@ray.remote(num_cpus=1, max_retries=RETRIES)  # type: ignore[untyped-decorator]
+@ray.remote(num_cpus=1, max_retries=UNIT_RETRIES)  # type: ignore[untyped-decorator]
 def _perform(name: str, work: list[Any], header: Header, *parts: Any) -> tuple[Any, ...]:
     if name not in _workers:
         torch.set_num_threads(1)
@@ -130,8 +127,8 @@ def _writable(part: Any) -> Tensor:
     return torch.from_numpy(part.copy())
 
 
-def _knock(address: str | None) -> None:
-    """Whether anybody is at HOST:PORT: Ray itself would ask for minutes."""
+def _check_reachable(address: str | None) -> None:
+    """Raise OSError if nothing listens at HOST:PORT; Ray itself would try for minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         with socket.create_connection((host.strip("[]"), int(port)), timeout=5):
@@ -140,11 +137,13 @@ def _knock(address: str | None) -> None:
 
 def connect(address: str | None, cpus: int, who: str) -> None:
     """The cluster at `address` or that RAY_ADDRESS names, or a local one; without dashboard and telemetry."""
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):  # Ray reads them when it starts
+        os.environ.setdefault(name, "0")
     address = address or os.environ.get("RAY_ADDRESS")
     local: dict[str, Any] = {} if address else {"num_cpus": cpus, "include_dashboard": False}
     before = signal.getsignal(signal.SIGTERM)
     try:
-        _knock(address)
+        _check_reachable(address)
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
     except Exception as error:  # Ray raises many types; each is about the cluster
         what = f"the cluster at {address}" if address else "a local Ray"

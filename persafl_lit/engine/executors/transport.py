@@ -14,7 +14,7 @@ from persafl_lit.engine.messages import join, separate
 Kinds = tuple[tuple[str, tuple[int, ...]], ...]
 """Type and shape of each tensor."""
 DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Header(NamedTuple):
@@ -29,7 +29,7 @@ class Header(NamedTuple):
 def describe(record: Any) -> tuple[Header, list[Tensor]]:
     """The header, and the tensors that go with it."""
     bare, tensors = separate(record)
-    return Header(bare, tuple((NAMES[tensor.dtype], tuple(tensor.shape)) for tensor in tensors)), tensors
+    return Header(bare, tuple((DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for tensor in tensors)), tensors
 
 
 class Place:

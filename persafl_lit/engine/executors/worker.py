@@ -25,7 +25,7 @@ from persafl_lit.learning.metrics import Metrics
 from persafl_lit.learning.objectives import Maml, Moreau, Objective, Step
 from persafl_lit.learning.personal_models import PersonalModel
 from persafl_lit.learning.personalisation import Finetune
-from persafl_lit.learning.running_statistics import Constants
+from persafl_lit.learning.running_statistics import ConstantBuffers
 from persafl_lit.learning.scores import Scores
 from persafl_lit.learning.sharing import Sharing
 from persafl_lit.server.buffers import Buffers
@@ -115,9 +115,9 @@ class Worker:
             )
         self.module.statistics = changing
         self.module.flatten()
-        if not work.local.plain:  # what is wrong with it is told before anything starts
+        if not work.local.plain:  # an error in it is raised before anything starts
             work.local.build(self.module.w, work.eta, backbone)
-        self._constants = Constants(backbone, changing)
+        self._constants = ConstantBuffers(backbone, changing)
         statistics = self.module.f.statistics
         self.first_buffers: Tensors = {} if statistics is None else {"buffers": statistics.start}
         """The first values of buffers that training changes; nothing where there are none."""

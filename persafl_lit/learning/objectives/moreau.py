@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SMOOTHNESS = 10.0
 """L0: what we take for the loss's smoothness where it is unknown; the default inner step is 1 / (lam + L0)."""
-PATIENCE = 10_000
+MOST_INNER_STEPS = 10_000
 """Inner steps after which a tolerance without `inner_steps` is given up."""
 
 
@@ -80,14 +80,15 @@ class Moreau(Objective):
     def minimise(self, f: LocalLoss, w: Tensor, batch: Batch) -> Tensor:
         """theta near argmin h(theta) = f(theta; D) + lam/2 |theta - w|^2."""
         theta, inner_lr = f.load(w), self.step_size(f.smoothness)
-        for _ in range(self.inner_steps or PATIENCE):
+        for _ in range(self.inner_steps or MOST_INNER_STEPS):
             slope = f.gradient(theta, batch).add_(theta - w, alpha=self.lam)
             if self.nu is not None and float(slope.norm()) <= self.nu:
                 return theta
             theta.sub_(slope, alpha=inner_lr)
         if self.inner_steps is None:
             raise DivergenceError(
-                f"|grad h| is {float(slope.norm()):.3g} after {PATIENCE} inner steps, not method.nu={self.nu:g}; "
+                f"|grad h| is {float(slope.norm()):.3g} after {MOST_INNER_STEPS} inner steps, not "
+                f"method.nu={self.nu:g}; "
                 "raise method.nu, lower method.inner_lr or set method.inner_steps"
             )
         return theta

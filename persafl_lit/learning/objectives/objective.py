@@ -42,7 +42,7 @@ class Step(NamedTuple):
     """Local step q of a job."""
 
     w: Tensor
-    """w_{i,q}, where the client stands."""
+    """w_{i,q}, the current local model."""
     read: Tensor
     """w_{i,0}, the model it downloaded."""
     batches: Sequence[Batch]
