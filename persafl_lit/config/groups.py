@@ -13,8 +13,8 @@ from persafl_lit.config.schema import Method
 from persafl_lit.errors import ConfigError, closest, shown
 from persafl_lit.learning.objectives import OBJECTIVES
 from persafl_lit.learning.sharing import Sharing
+from persafl_lit.server import RULES
 from persafl_lit.server.buffers import Buffers
-from persafl_lit.server.rules import RULES
 
 TABLES: dict[str, Mapping[str, Any]] = {key: table.ours for key, table in REGISTRY.items() if key in GROUPS}
 """Groups whose choices are classes, with ours; a method is an objective, a rule and what is shared."""
