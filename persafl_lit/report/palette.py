@@ -60,6 +60,13 @@ KNOWN = {
     "fedbuff": Style(PURPLE, "*", "-."),
     "local": Style(GREY, "v", ":"),
     "fedper": Style(ORANGE, "P"),
+    "fedavgm": Style(BLACK, "P", "--"),
+    "fedadam": Style(BLUE, "^", "--"),
+    "fedyogi": Style(GREEN, "X", "--"),
+    "fedadagrad": Style(SKY, "*", "--"),
+    "ca2fl": Style(BLUE, "X", "-."),
+    "ace": Style(SKY, "o"),
+    "aced": Style(SKY, "D", "-."),
 }
 
 

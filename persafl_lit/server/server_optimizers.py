@@ -45,7 +45,7 @@ class Adaptive(Descent):
     version that no update entered leaves all three as they are.
     """
 
-    beta: float = 0.01
+    beta: float = 0.03
     """Step size of the server."""
     beta1: float = 0.9
     """Decay of the mean of pseudo-gradients; 0 is none."""

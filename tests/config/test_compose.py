@@ -158,7 +158,7 @@ def test_cells_off_the_method_table_have_the_keys_of_their_objective():
     ("overrides", "sentence"),
     [
         (["metod=fedavg"], "unknown key 'metod'; there are method, data, .*Did you mean 'method'"),
-        (["method=fedavgg"], "unknown method 'fedavgg'; conf/method has fedasync, .*Did you mean 'fedavg'"),
+        (["method=fedavgg"], "unknown method 'fedavgg'; conf/method has ace, .*Did you mean 'fedavg'"),
         (["method=../data/digits"], "unknown method"),
         (["method=[1]"], "unknown method"),
         (["method.lamb=3"], "unknown key 'method.lamb'; method=persafl_me has .*Did you mean 'method.lam'"),

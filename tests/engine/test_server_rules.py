@@ -201,7 +201,7 @@ def test_server_momentum_on_a_buffer_of_one_without_momentum_is_fedasync():
 @pytest.mark.parametrize("method", ["ca2fl", "ace"])
 def test_full_participation_without_staleness_is_federated_averaging(method):
     """Everybody's latest update is this round's: the calibration cancels, and the mean is the mean of the round."""
-    rounds = ["schedule=rounds", "schedule.cohort=6", "method.buffer=cohort"]
+    rounds = ["schedule=rounds", "schedule.cohort=6", "method.buffer=cohort", "method.beta=1"]
     torch.testing.assert_close(
         digits(f"method={method}", *rounds), digits("method=fedavg", "schedule.cohort=6"), rtol=0, atol=1e-6
     )

@@ -48,18 +48,20 @@ def test_a_fast_client_does_not_count_more_than_a_slow_one():
     not once both are known."""
     arrivals = [(1, -1.0), *[(0, 1.0)] * 9]
     assert after(Descent(), *arrivals) == -8
-    assert after(AllClients(clients=2), *arrivals) == 0.5, "only of the first step, when client 0 was not known"
+    assert after(AllClients(beta=1.0, clients=2), *arrivals) == 0.5, (
+        "only of the first step, when client 0 was not known"
+    )
 
 
 def test_with_warmup_the_model_waits_for_everybodys_first_update():
-    rule = AllClients(clients=3, warmup=True)
+    rule = AllClients(beta=1.0, clients=3, warmup=True)
     assert after(rule, (0, 9.0), (1, -3.0), (0, 6.0)) == 0
     assert after(rule, (0, 9.0), (1, -3.0), (0, 6.0), (2, 3.0)) == -(6 - 3 + 3) / 3
 
 
 def test_ace_with_a_buffer_of_all_clients_in_full_cycles_is_the_mean_update():
     cycles = [(0, 3.0), (1, 5.0), (2, -2.0), (2, 7.0), (1, 1.0), (0, 4.0)]
-    assert after(AllClients(clients=3, buffer=3), *cycles) == pytest.approx(
+    assert after(AllClients(beta=1.0, clients=3, buffer=3), *cycles) == pytest.approx(
         after(Descent(buffer=3), *cycles), abs=1e-15
     )
 
@@ -67,7 +69,7 @@ def test_ace_with_a_buffer_of_all_clients_in_full_cycles_is_the_mean_update():
 def test_aced_forgets_updates_from_models_that_are_too_old():
     """tau_algo = 1. Version by version: 8; then 8 and 4; then 4 and 2, since 8 was computed from version 0, which is two
     versions old; and an update that is itself too stale is not used, here with nothing else left."""
-    rule = AllClients(clients=9, tau_algo=1)
+    rule = AllClients(beta=1.0, clients=9, tau_algo=1)
     assert after(rule, (0, 8.0)) == -8
     assert after(rule, (0, 8.0), (1, 4.0)) == -8 - 6
     state = walk(rule, (0, 8.0), (1, 4.0), (2, 2.0))
@@ -81,12 +83,12 @@ def test_aced_forgets_updates_from_models_that_are_too_old():
 
 
 def test_what_was_forgotten_comes_back_with_the_next_update():
-    rule = AllClients(clients=2, tau_algo=0)
+    rule = AllClients(beta=1.0, clients=2, tau_algo=0)
     assert after(rule, (0, 8.0), (1, 4.0), (0, 1.0)) == -13
 
 
 def test_a_discount_is_kept_with_the_update():
-    rule = AllClients(clients=2, discount="polynomial", discount_a=1.0)
+    rule = AllClients(beta=1.0, clients=2, discount="polynomial", discount_a=1.0)
     assert after(rule, (0, 8.0, 3), (1, 4.0)) == -(2 + (2 + 4)) / 2
 
 
@@ -124,9 +126,9 @@ def test_a_discount_is_of_the_difference_and_the_update_itself_is_kept():
 # -- both -------------------------------------------------------------------------------------------------------------
 
 BOTH = {
-    "ace": AllClients(clients=3),
-    "ace behind a buffer": AllClients(clients=3, buffer=2),
-    "aced": AllClients(clients=3, tau_algo=4),
+    "ace": AllClients(beta=1.0, clients=3),
+    "ace behind a buffer": AllClients(beta=1.0, clients=3, buffer=2),
+    "aced": AllClients(beta=1.0, clients=3, tau_algo=4),
     "ca2fl": CachedCalibration(clients=3, buffer=2),
 }
 
