@@ -18,6 +18,8 @@ MOST_WEIGHTS = 100_000_000
 MOST_LAYERS = 100
 MOST_NUMBERS = 100_000_000
 """In the matrices of quadratic clients: n d^2."""
+MOST_CACHED = 1_000_000_000
+"""Values of clients' latest updates that the server keeps: n d, 4 GB in single precision."""
 MOST_BYTES = 1_000_000_000
 """Of a file that is read whole."""
 MOST_SECONDS = 1_000_000.0

@@ -51,6 +51,7 @@ from persafl_lit.learning.objectives import Moreau, Objective
 from persafl_lit.learning.personal_models import PersonalModel
 from persafl_lit.learning.sharing import Sharing
 from persafl_lit.server.buffers import Buffers
+from persafl_lit.server.latest_updates import LatestUpdates
 from persafl_lit.server.rules import ControlVariates, Rule
 from persafl_lit.timeline import SCHEDULES, Setting, Timeline, check_timeline
 
@@ -349,7 +350,7 @@ class Config:
         if values.get("buffer") == "cohort":
             values["buffer"] = self._cohort(timeline)
         rule: Rule = make(cls, values, "method")
-        if isinstance(rule, ControlVariates):
+        if isinstance(rule, ControlVariates | LatestUpdates):
             rule = dataclasses.replace(rule, clients=clients)
         if (sends := self.objective().sends) != rule.receives:
             sent, wanted = (", ".join(names) or "nothing" for names in (sends, rule.receives))

@@ -14,8 +14,8 @@ from persafl_lit.errors import ConfigError, closest, shown
 from persafl_lit.learning.objectives import OBJECTIVES
 from persafl_lit.learning.personal_models import PERSONAL_MODELS
 from persafl_lit.learning.sharing import Sharing
+from persafl_lit.server import RULES
 from persafl_lit.server.buffers import Buffers
-from persafl_lit.server.rules import RULES
 
 GROUP_CLASSES: dict[str, Mapping[str, Any]] = {key: table.ours for key, table in REGISTRY.items() if key in GROUPS}
 """Groups whose choices are classes, with ours; a method is an objective, a rule, what is shared and a personal

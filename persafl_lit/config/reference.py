@@ -22,8 +22,8 @@ from persafl_lit.config.schema import Method
 from persafl_lit.learning.objectives import OBJECTIVES
 from persafl_lit.learning.personal_models import PERSONAL_MODELS
 from persafl_lit.learning.sharing import Sharing
+from persafl_lit.server import RULES
 from persafl_lit.server.buffers import Buffers
-from persafl_lit.server.rules import RULES
 
 TOP = """\
 # Configuration

@@ -28,7 +28,8 @@ from persafl_lit.learning.objectives import OBJECTIVES, Objective
 from persafl_lit.learning.personal_models import PERSONAL_MODELS, PersonalModel
 from persafl_lit.learning.personalisation import FINETUNES, Finetune
 from persafl_lit.models.networks import MODELS
-from persafl_lit.server.rules import RULES, Rule
+from persafl_lit.server import RULES
+from persafl_lit.server.rules import Rule
 from persafl_lit.timeline import DELAYS, SCHEDULES, Delays, Schedule
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from persafl_lit.server.state import Slot, State
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 5
+FORMAT = 6
 NOT_OURS = "the checkpoint does not hold what this version writes; delete it to start anew"
 
 
@@ -150,20 +150,31 @@ def _other_format(path: Path, found: Any) -> str:
 # -- what a checkpoint holds ------------------------------------------------------------------------------------------
 
 Memories = dict[tuple[int, int], Tensors]
-"""Slots by (client, visit)."""
+"""Slots by (client, visit); those of clients' latest updates have negative numbers instead of clients."""
 Reads = dict[str, Tensors]
 """What jobs in flight have read, by a name that tells versions apart: clients that read one version share it."""
 
+SLOTTED = ("memories", "latest")
+"""What of a state is written once, in slots."""
+
 
 def pack_state(state: State, memories: Memories) -> dict[str, Any]:
-    """Plain values and tensors, with memories by name; the memories themselves are added to `memories`."""
+    """Plain values and tensors, with memories and latest updates by name; they themselves are added to `memories`."""
     memories |= {(client, slot.visit): slot.tensors for client, slot in state.memories.items()}
-    return {**vars(state), "memories": {client: slot.visit for client, slot in state.memories.items()}}
+    memories |= {(_update_of(client), slot.visit): slot.tensors for client, slot in state.latest.items()}
+    named = {name: {client: slot.visit for client, slot in getattr(state, name).items()} for name in SLOTTED}
+    return {**vars(state), **named}
 
 
 def unpack_state(content: dict[str, Any], memories: Memories) -> State:
     named = {client: Slot(visit, memories[client, visit]) for client, visit in content["memories"].items()}
-    return State(**{**content, "memories": named})
+    latest = {client: Slot(visit, memories[_update_of(client), visit]) for client, visit in content["latest"].items()}
+    return State(**{**content, "memories": named, "latest": latest})
+
+
+def _update_of(client: int) -> int:
+    """The name of the slot of a client's update, beside that of its memory."""
+    return -1 - client
 
 
 def pack_job(job: Train, reads: Reads, memories: Memories) -> list[Any]:

@@ -103,6 +103,7 @@ class Experiment:
     def __post_init__(self) -> None:
         worker = self.executor.worker
         self.state = State(worker.start, kept=dict(worker.published))
+        self.rule.check_size(worker.start.numel())
         self.points: list[Point] = []
         self.tally = Tally()
         self.open: list[OpenPoint] = []
@@ -318,7 +319,8 @@ class Experiment:
         if isinstance(update, PersaflError) and not isinstance(update, DivergenceError):
             raise update
         state, staleness = self.state, self.staleness[index]
-        w, kept, at_stake = state.w, dict(state.kept), state.in_waiting
+        w, kept, latest, at_stake = state.w, dict(state.kept), dict(state.latest), state.in_waiting
+        state.sender = job.client, job.visit
         loss = update.loss if isinstance(update, Update) else math.nan
         memory: Tensors = {}
         if (
@@ -341,7 +343,8 @@ class Experiment:
             self._diverges(index, job, f" makes the model infinite; {self._advice()}")
             # As if this arrival, and the buffer that it completed, had not entered; other clients' memories stay as
             # they are.
-            state.w, state.kept, state.waiting, state.in_waiting, state.arrivals = w, kept, None, 0, state.arrivals - 1
+            state.w, state.kept, state.latest = w, kept, latest
+            state.waiting, state.in_waiting, state.arrivals = None, 0, state.arrivals - 1
             self.rule.arrive(state)
             state.skipped += at_stake
         elif memory:

@@ -65,6 +65,13 @@ KNOWN = {
     "fedbn": Style(GREY, "P"),
     "ditto": Style(PURPLE, "D"),
     "apfl": Style(SKY, "D"),
+    "fedavgm": Style(BLACK, "P", "--"),
+    "fedadam": Style(BLUE, "^", "--"),
+    "fedyogi": Style(GREEN, "X", "--"),
+    "fedadagrad": Style(SKY, "*", "--"),
+    "ca2fl": Style(BLUE, "X", "-."),
+    "ace": Style(SKY, "o"),
+    "aced": Style(SKY, "D", "-."),
 }
 
 

@@ -55,6 +55,9 @@ class MixedBuffers(Rule):
     def check(self, timeline: Timeline) -> None:
         self.rule.check(timeline)
 
+    def check_size(self, values: int) -> None:
+        self.rule.check_size(values)
+
     def read(self, state: State) -> Tensors:
         return {**self.rule.read(state), **state.model}
 

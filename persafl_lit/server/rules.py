@@ -30,6 +30,9 @@ class Rule(ABC):
     def check(self, timeline: Timeline) -> None:  # noqa: B027
         """Refuse a timeline that the rule is not made for."""
 
+    def check_size(self, values: int) -> None:  # noqa: B027
+        """Refuse a model of so many shared values, if what the rule keeps beside it would not fit."""
+
     def read(self, state: State) -> Tensors:
         """What a client downloads: the model `w`, and what this rule's objective needs beside it."""
         return {"w": state.w}
@@ -80,9 +83,14 @@ class Descent(Discounted, Rule):
         nor less for it."""
         state.arrivals += 1
         if state.arrivals % self.buffer == 0:
-            if state.waiting is not None:
-                state.w = state.w.sub(state.waiting, alpha=self.beta / self.buffer)
+            if state.in_waiting:
+                self.step(state)
             state.waiting, state.in_waiting = None, 0
+
+    def step(self, state: State) -> None:
+        """Make a version of what waits, which is at least one update."""
+        assert state.waiting is not None
+        state.w = state.w.sub(state.waiting, alpha=self.beta / self.buffer)
 
 
 @dataclass(frozen=True)
@@ -135,6 +143,3 @@ class Mixing(Discounted, Rule):
         a = self.mix * self.weight(staleness)
         state.w = (1 - a) * state.w + a * (read["w"] - sent["delta"])
         self.arrive(state)
-
-
-RULES: dict[str, type[Rule]] = {"descent": Descent, "control_variates": ControlVariates, "mixing": Mixing}

@@ -37,6 +37,11 @@ class State:
     memories: dict[int, Slot] = field(default_factory=dict)
     """What each client keeps between visits; a client that is not here starts from the initial private values."""
 
+    sender: tuple[int, int] = (NO_VISIT, NO_VISIT)
+    """The client whose update is arriving, and its visit."""
+    latest: dict[int, Slot] = field(default_factory=dict)
+    """The latest update of each client, where a rule keeps it: in checkpoints, written once; never sent to anybody."""
+
     @property
     def model(self) -> Tensors:
         """What is evaluated: the shared model, and the statistics (BatchNorm's) that are shared with it."""
@@ -44,7 +49,7 @@ class State:
 
     def snapshot(self) -> State:
         """This moment, whatever happens to the state later."""
-        return replace(self, kept=dict(self.kept), memories=dict(self.memories))
+        return replace(self, kept=dict(self.kept), memories=dict(self.memories), latest=dict(self.latest))
 
     def memory(self, client: int) -> Slot:
         """What the client's next visit finds."""

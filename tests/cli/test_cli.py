@@ -59,10 +59,24 @@ def test_accuracy_on_quadratics_is_null(capsys):
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg", "scaffold", "fedbuff", "fedasync_mix", "local", "per_fedavg", "pfedme", "fedprox"]
+    "method",
+    [
+        "fedavg",
+        "scaffold",
+        "fedbuff",
+        "fedasync_mix",
+        "local",
+        "per_fedavg",
+        "pfedme",
+        "fedprox",
+        "fedadam",
+        "ca2fl",
+        "ace",
+    ],
 )
 def test_every_method_runs(method, capsys):
-    cohort = ["schedule.cohort=3"] if method in ("fedavg", "scaffold", "per_fedavg", "pfedme", "fedprox") else []
+    rounds = ("fedavg", "scaffold", "per_fedavg", "pfedme", "fedprox", "fedadam")
+    cohort = ["schedule.cohort=3"] if method in rounds else []
     assert main(["run", *FAST, f"method={method}", *cohort, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["method"] == method
 

@@ -14,7 +14,7 @@ from persafl_lit.errors import ConfigError
 from persafl_lit.learning.objectives import OBJECTIVES
 from persafl_lit.learning.personalisation import FINETUNES
 from persafl_lit.models.networks import MODELS
-from persafl_lit.server.rules import RULES
+from persafl_lit.server import RULES
 from persafl_lit.timeline import DELAYS, SCHEDULES
 
 TABLES = {"data": DATASETS, "model": MODELS, "schedule": SCHEDULES, "delays": DELAYS, "eval.finetune": FINETUNES}

@@ -22,7 +22,8 @@ from persafl_lit.config.schema import Checkpoints, Eval, Method, Tracking
 from persafl_lit.errors import ConfigError
 from persafl_lit.learning.objectives import OBJECTIVES
 from persafl_lit.learning.sharing import Sharing
-from persafl_lit.server.rules import RULES, ControlVariates
+from persafl_lit.server import RULES
+from persafl_lit.server.rules import ControlVariates
 from persafl_lit.timeline import SCHEDULES, Rounds
 
 ROOT = Path(__file__).parent.parent.parent

@@ -33,6 +33,13 @@ METHODS = {
     "fedrep": ["method.body_steps=1"],
     "ditto": [],
     "apfl": [],
+    "fedavgm": ["schedule.cohort=3"],
+    "fedadam": ["schedule=asynchronous", "method.buffer=3"],
+    "fedyogi": ["schedule.cohort=3"],
+    "fedadagrad": ["schedule=asynchronous", "method.buffer=1"],
+    "ca2fl": ["method.buffer=3"],
+    "ace": [],
+    "aced": ["method.tau_algo=5", "method.private=head"],
 }
 """Every kind of objective, server rule, schedule and memory."""
 
