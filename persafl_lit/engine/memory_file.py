@@ -68,7 +68,7 @@ class MemoryFile:
                 self._file = self._opened()
             for name, tensor in tensors.items():
                 _write(self._file, tensor, start)
-                layout[name] = Place(start, tensor.nbytes, tensor.dtype, tensor.shape, tensor.device)
+                layout[name] = _Place(start, tensor.nbytes, tensor.dtype, tensor.shape, tensor.device)
                 start += tensor.nbytes
         except OSError as error:
             raise CheckpointError(
@@ -92,7 +92,7 @@ class Kept(dict[str, Tensor]):
     """A memory in RAM; it may be referred to weakly."""
 
 
-class Place(NamedTuple):
+class _Place(NamedTuple):
     start: int
     size: int
     dtype: torch.dtype
@@ -103,7 +103,7 @@ class Place(NamedTuple):
 class OnDisk(Mapping[str, Tensor]):
     """A memory in the file; each look at a tensor reads it."""
 
-    def __init__(self, file: MemoryFile, layout: Mapping[str, Place]) -> None:
+    def __init__(self, file: MemoryFile, layout: Mapping[str, _Place]) -> None:
         self._file = file
         self._layout = layout
 

@@ -9,7 +9,7 @@ from persafl_lit.report.chart import Chart, Series
 from persafl_lit.report.palette import value_style
 from persafl_lit.report.tables import with_spread
 
-MODELS = {
+EVALUATED_MODELS = {
     ("shared", "as_is"): "shared model as it is",
     ("shared", "tuned"): "shared model, fine-tuned",
     ("own", "as_is"): "method's own model as it is",
@@ -20,13 +20,13 @@ MODELS = {
 def evaluated_models(task: TaskRuns) -> Chart:
     """Bars per method: the test score of each of its models at the end of the run."""
     series = []
-    for number, ((model, state), label) in enumerate(MODELS.items()):
+    for number, ((model, state), label) in enumerate(EVALUATED_MODELS.items()):
         measured = [(place, _score(trial, model, state)) for place, trial in enumerate(task.chosen)]
         known = [(place, score) for place, score in measured if math.isfinite(score.mean)]
         if known:
             notes = tuple(f"{task.chosen[place].method}\n{label}\n{with_spread(score)}" for place, score in known)
             x, y = [float(place) for place, _ in known], [score.mean for _, score in known]
-            series.append(Series(label, x, y, value_style(number, len(MODELS)), notes))
+            series.append(Series(label, x, y, value_style(number, len(EVALUATED_MODELS)), notes))
     caption = (
         "Mean over clients and seeds, on test data, at the end of the run. A method's own model is what a client keeps "
         "(private parameters with the shared ones, a personal model), or what the method's own cost adapts the shared "

@@ -36,7 +36,7 @@ class ServerMomentum(Descent):
 
 
 @dataclass(frozen=True)
-class Adaptive(Descent):
+class AdaptiveDescent(Descent):
     """Algorithm 2 of Reddi et al. ("Adaptive Federated Optimization"), with g = 1/buffer sum_k s(staleness_k) Delta_k:
 
     m <- beta1 m + (1 - beta1) g        v <- second_moment(v, g)        w <- w - beta m / (sqrt(v) + eps)
@@ -73,7 +73,7 @@ class Adaptive(Descent):
 
 
 @dataclass(frozen=True)
-class ServerAdam(Adaptive):
+class ServerAdam(AdaptiveDescent):
     """FedAdam (Reddi et al.): v <- beta2 v + (1 - beta2) g^2, and w <- w - beta m / (sqrt(v) + eps)."""
 
     beta2: float = 0.99
@@ -99,7 +99,7 @@ class ServerYogi(ServerAdam):
 
 
 @dataclass(frozen=True)
-class ServerAdagrad(Adaptive):
+class ServerAdagrad(AdaptiveDescent):
     """FedAdagrad (Reddi et al.): v <- v + g^2, and w <- w - beta m / (sqrt(v) + eps)."""
 
     beta1: float = 0.0
