@@ -321,3 +321,22 @@ def test_each_clients_own_model_is_saved(tmp_path):
     assert not torch.equal(saved["client_0.pt"][head], saved["client_1.pt"][head])
     (tmp_path / "file").touch()
     assert main(["run", *settings, "--save-clients", str(tmp_path / "file")]) == 2
+
+
+@pytest.mark.slow
+def test_the_demo_is_the_sweep_demo_and_its_table_has_the_runs_numbers(capsys):
+    small = ["model=logistic", "clients=10", "horizon=10", "eval.every=5", "local_steps=1", "tracking.figures=false"]
+    assert main(["demo", *small]) == 0
+    first = capsys.readouterr()
+    assert main(["sweep", "demo", *small, "--json"]) == 0
+    again = capsys.readouterr()
+    assert "4/4" in first.err
+    assert "/4" not in again.err, "all of it is done"
+    trials = {trial["method"]: trial for trial in json.loads(again.out)["trials"]}
+    rows = [line.split() for line in first.out.splitlines() if line.strip().startswith(("Fed", "PersA"))]
+    assert [row[0] for row in rows] == ["FedAvg", "FedAsync", "PersA-FL-MAML", "PersA-FL-ME"]
+    for row, method in zip(rows, ("fedavg", "fedasync", "persafl_maml", "persafl_me"), strict=True):
+        assert row[3] == f"{trials[method]['accuracy.test']:.3f}", "at t=10"
+        assert (int(row[4]), int(row[6])) == (trials[method]["updates"], trials[method]["grad_evals"])
+    assert main(["demo", *small]) == 0
+    assert capsys.readouterr().out.splitlines()[:-7] == first.out.splitlines()[:-7], "but for the time that it took"
