@@ -111,20 +111,21 @@ def _print_result(result: Result, summary: dict[str, Any]) -> None:
 
     table = Table(title=f"{summary['method']}, seed {summary['seed']}", show_header=False, title_justify="left")
     accuracy = summary["accuracy"]
+    main = "accuracy" if accuracy["test"] is not None else "loss"
     own = set(result.config.method["private"]) != {"none"}
     before = "each client's own model" if own else "shared model"
-    if accuracy["test"] is not None:
+    if main == "accuracy":
         table.add_row("personalised test accuracy", f"{accuracy['test']:.4f} +- {accuracy['std']:.4f} over clients")
         table.add_row("worst decile of clients", f"{accuracy['worst_decile']:.4f}")
         table.add_row("personalised validation accuracy", f"{accuracy['val']:.4f}")
         table.add_row(f"{before}, not fine-tuned", f"{accuracy['global']:.4f}")
-        for rule, values in summary["beside"].items():
-            name = "the method's own fine-tuning" if rule == "own" else f"fine-tuning by {rule}"
-            table.add_row(f"personalised test accuracy, {name}", f"{values['test']:.4f}")
-    table.add_row(
-        f"test loss, personalised / {'own' if own else 'shared'}",
-        f"{summary['loss']['test']:.6g} / {summary['loss']['global']:.6g}",
-    )
+    for kind, values in {"loss": summary["loss"], **summary["metrics"]}.items():
+        both = f"{_number(values['test'])} / {_number(values['global'])}"
+        table.add_row(f"test {kind}, personalised / {'own' if own else 'shared'}", both)
+    for rule, values in summary["beside"].items():
+        name = "the method's own fine-tuning" if rule == "own" else f"fine-tuning by {rule}"
+        found = values if main == "accuracy" else values["loss"]
+        table.add_row(f"personalised test {main}, {name}", _number(found["test"], main))
     table.add_row("updates by simulated time", f"{summary['updates']} by {summary['sim_time']:.4g}")
     table.add_row(
         "versions of the model",
@@ -136,12 +137,13 @@ def _print_result(result: Result, summary: dict[str, Any]) -> None:
         "gradient evaluations", f"{summary['grad_evals']:.0f} in {summary['wall_seconds']:.1f} s of wall time"
     )
     table.add_row("evaluation's share of the work", f"{summary['evaluation_share']:.0%}")
-    if summary["holdout"]["clients"] and accuracy["test"] is not None:
+    if summary["holdout"]["clients"]:
         held_out = summary["holdout"]
-        table.add_row(
-            f"personalised test accuracy, {held_out['clients']} clients that never trained",
-            f"{held_out['accuracy']['test']:.4f}",
-        )
+        for kind, values in {main: held_out[main], **held_out.get("metrics", {})}.items():
+            table.add_row(
+                f"personalised test {kind}, {held_out['clients']} clients that never trained",
+                _number(values["test"], kind),
+            )
     if summary["dropped"]:
         table.add_row("dropped as too stale", f"{summary['dropped']}")
     if summary["skipped"]:
@@ -152,3 +154,8 @@ def _print_result(result: Result, summary: dict[str, Any]) -> None:
     console.print(table)
     for note in result.notes:
         console.print(f"note: {note}")
+
+
+def _number(value: float | None, kind: str = "") -> str:
+    """A score as the table shows it; an accuracy has four digits after the point."""
+    return "no value" if value is None else f"{value:.4f}" if kind == "accuracy" else f"{value:.6g}"

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from persafl_lit.sweep.forecast import Forecast, makespan
-from persafl_lit.sweep.results import UNCHANGED, Outcome
+from persafl_lit.sweep.results import UNCHANGED, Outcome, headline
 from persafl_lit.sweep.run_trial import Message
 from persafl_lit.sweep.trials import Trial
 
@@ -47,8 +47,16 @@ class Running:
 class Board:
     """Trials done, under way with their progress, failed, and the time left."""
 
-    def __init__(self, title: str, total: int, lanes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.title, self.total, self.lanes = title, total, lanes
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        lanes: int,
+        clock: Callable[[], float] = time.monotonic,
+        kind: str = "accuracy",
+    ) -> None:
+        """`kind` is the metric that settings are chosen by, whose test score is shown."""
+        self.title, self.total, self.lanes, self._kind = title, total, lanes, kind
         self.running: dict[str, Running] = {}
         self.counts: Counter[str] = Counter()
         self.failures: list[Outcome] = []
@@ -87,12 +95,7 @@ class Board:
         if first:
             running.began, running.resumed_at = self._clock(), running.share
         if point := message.get("point"):
-            accuracy = point.get("accuracy.test")
-            running.score = (
-                f"accuracy {accuracy:.3f}"
-                if accuracy is not None and accuracy == accuracy
-                else f"loss {point['loss.test']:.4g}"
-            )
+            running.score = headline(point.get, self._kind)
 
     def leaves(self, trial: Trial) -> Running:
         return self.running.pop(trial.hash)
@@ -112,13 +115,10 @@ class Board:
         if before:
             return
         if not self._console.is_terminal or outcome.status == "failed":
-            accuracy = outcome.value("accuracy.test")
             what = (
                 f"{outcome.status}: {outcome.error}"
                 if outcome.error
-                else f"accuracy {accuracy:.4f}"
-                if accuracy is not None
-                else outcome.status
+                else headline(outcome.value, self._kind) or outcome.status
             )
             what = what if outcome.counts or outcome.status != "finished" else f"no result: {UNCHANGED}"
             self.say(

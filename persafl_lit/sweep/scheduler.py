@@ -342,13 +342,13 @@ def sweep(
         supply = supply_of(plan, folder)
         store = open_store(uri)
         sync(uri)
-        family = Family(store, plan.tracking.experiment, plan.name, varied_together(plan), plan.select.metric)
+        family = Family(store, plan.tracking.experiment, plan.name, varied_together(plan), *plan.select.directed)
         family.tell(text=plan.source.text, name="sweep.yaml")
         family.tell(tags={PLANNED: str(supply.total())})
         done = finished.keys() | {trial for trial, child in family.children().items() if child.status == "FINISHED"}
         launcher.begin(sum(trial.hash not in done for trial in supply.waiting()))
         status = "KILLED"
-        with Board(plan.name, supply.total(), launcher.lanes) as board:
+        with Board(plan.name, supply.total(), launcher.lanes, kind=plan.select.kind) as board:
             conductor = Conductor(plan, launcher, family, uri, board, should_stop, retry_failed, finished)
             try:
                 conductor.conduct(supply)
