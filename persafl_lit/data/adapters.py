@@ -62,7 +62,7 @@ def adapt(data: Any, settings: Given, clients: int | None, seed: int) -> Federat
     if in_memory:
         assert labels is not None
         whole = inputs if isinstance(inputs, Tensor) else Nested(inputs)
-        return Samples(whole, labels, classes, tensors, digest(inputs), settings.holdout_clients, notes)
+        return Samples(whole, labels, classes, tensors, digest(inputs), settings.holdout_clients, notes, sources.places)
     return Indexed(
         sources,
         tensors,

@@ -93,8 +93,7 @@ def check_labels(labels: Tensor | None, classes: int | None, sources: Sources) -
 
 def _where(wrong: Tensor, sources: Sources) -> str:
     index = int(wrong.flatten(1).any(1).nonzero()[0, 0]) if wrong.dim() > 1 else int(wrong.nonzero()[0, 0])
-    source, local = sources.place_of(index)
-    return f"{sources.names[source]}: sample {local}"
+    return sources.places.name(index)
 
 
 def classes_of(labels: Tensor | None, classes: int | None) -> int:

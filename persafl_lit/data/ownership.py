@@ -12,7 +12,7 @@ from persafl_lit.common.seeding import rng
 from persafl_lit.data.federation import SPLITS, Split
 from persafl_lit.data.holdings import Holdings
 from persafl_lit.data.indexed import Sources
-from persafl_lit.data.partition import NATURAL, SMALLEST, Pieces, set_aside, split
+from persafl_lit.data.partition import NATURAL, SMALLEST, Partition, Pieces, set_aside, split
 from persafl_lit.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -25,17 +25,22 @@ def parts_of(
     """Each client's train, val and test samples, and what should be said about it."""
     is_class = labels is not None and labels.dim() == 1 and not labels.is_floating_point()
     strata = labels.numpy() if is_class and labels is not None else np.zeros(len(sources), dtype=np.int64)
+    unused = (
+        (f"data.partition={settings.partition} deals nothing here: the data says whose each sample is",)
+        if settings.partition not in (Partition.partition, NATURAL)
+        else ()
+    )
     if holdings.clients is not None:
         spans = [
             {part: np.arange(*sources.offsets[[k, k + 1]]) for part, k in splits.items()} for splits in holdings.clients
         ]
         kept, notes = _taken(len(spans), clients, seed)
         found = [_pieces(client, spans[number], strata, settings, seed) for client, number in enumerate(kept)]
-        return found, notes
+        return found, notes + unused
     if holdings.client_of is not None:
         names, numbers = np.unique(holdings.client_of, return_inverse=True)
         kept, notes = _taken(len(names), clients, seed)
-        held = [np.flatnonzero(numbers == number) for number in kept]
+        held, notes = [np.flatnonzero(numbers == number) for number in kept], notes + unused
     else:
         if not is_class and settings.partition not in ("iid", NATURAL):
             raise ConfigError(
