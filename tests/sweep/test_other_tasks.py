@@ -56,7 +56,8 @@ def swept(tmp_path_factory):
     folder, before = tmp_path_factory.mktemp("machine"), Path.cwd()
     os.chdir(folder)
     try:
-        for name, overrides, select in (("numbers", NUMBERS, "mae.val"), ("text", TEXT, "perplexity.val")):
+        others = ["data.holdout_clients=1", "eval.beside=[none]"]
+        for name, overrides, select in (("numbers", [*NUMBERS, *others], "mae.val"), ("text", TEXT, "perplexity.val")):
             Path(f"{name}.yaml").write_text(sweep_text(name, overrides, select))
             assert main(["sweep", f"{name}.yaml"]) == 0
             assert main(["report", name, "--out", name]) == 0
@@ -141,9 +142,11 @@ def test_a_sweep_by_a_metric_is_whole_again_from_its_export(swept, name, metric,
         for split in ("val", "test"):
             assert trial[f"{metric}.{split}"] == float(original[trial["trial"]][f"metrics_{metric}_{split}"])
     assert main(["report", name, "--out", "again"]) == 0
-    told = [(row["method"], row["setting"], row["selected_on"]) for row in read("again/summary.csv")]
-    assert told == [(row["method"], row["setting"], row["selected_on"]) for row in read(swept / name / "summary.csv")]
-    assert {select for *_, select in told} == {f"{metric}.val"}
+    again, before = read("again/summary.csv"), read(swept / name / "summary.csv")
+    assert [list(row.items()) for row in again] == [list(row.items()) for row in before]
+    assert {row["selected_on"] for row in again} == {f"{metric}.val"}
+    if name == "numbers":
+        assert all(row["held_out_clients_mean"] and row["after_none_rule_mean"] for row in again)
 
 
 def test_a_metric_of_the_models_own_selects_only_once_its_direction_is_told(capsys):
