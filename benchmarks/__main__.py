@@ -323,7 +323,8 @@ def own_data() -> dict[str, Any]:
 
 def resnet() -> dict[str, Any]:
     """(11) Whole runs of ResNet-18 with BatchNorm against tight loops of the same network, on MNIST."""
-    settings = ["data=mnist", *MNIST[1:], "model=torchvision", "method=fedasync", "updates=60", *UNEVALUATED]
+    settings = ["data=mnist", *MNIST[1:], "model=torchvision", "method=fedasync", *UNEVALUATED]
+    settings.append(f"updates={os.environ.get('BENCH_UPDATES', '60')}")
     ours = partial(rate, *settings, "tracking.enabled=false", "checkpoint.every=0")
     loop = partial(evaluations_per_second, "resnet18", "fedasync")
     seen = turns(

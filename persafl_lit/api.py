@@ -18,7 +18,7 @@ from persafl_lit.common.limits import cores
 from persafl_lit.common.logs import quieted
 from persafl_lit.common.plugins import exits_refused
 from persafl_lit.config.compose import Config, compose
-from persafl_lit.config.registry import path_of, resolve
+from persafl_lit.config.registry import HOOKS, LOGGER_NEEDS, path_of, resolve
 from persafl_lit.data.adapters import brings_clients, described
 from persafl_lit.engine.checkpoint import Checkpoint
 from persafl_lit.engine.evaluation_plan import (
@@ -97,6 +97,7 @@ def run(
     process that is doing the same run to end.
     """
     config = config if isinstance(config, Config) else compose(config)
+    check_listeners(callbacks, loggers)
     parts = {
         "objective": objective,
         "rule": rule,
@@ -265,6 +266,21 @@ def _checkpoint(config: Config, resume: bool, wait_seconds: float) -> Iterator[C
             if mine:
                 checkpoint.delete()
             raise
+
+
+def check_listeners(callbacks: Sequence[Any], loggers: Sequence[Any]) -> None:
+    """A callback that can be told nothing, and a logger that cannot log, are mistakes."""
+    for key, listed in (("callbacks", callbacks), ("loggers", loggers)):
+        classes = [one.__name__ for one in listed if isinstance(one, type)]
+        if classes:
+            raise ConfigError(f"{key}= takes objects; got the class {classes[0]}: write {classes[0]}(...)")
+    for callback in callbacks:
+        if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
+            raise ConfigError(f"the callback {shown(callback)} has none of the hooks {', '.join(HOOKS)}")
+    for logger in loggers:
+        missing = [name for name in LOGGER_NEEDS if not callable(getattr(logger, name, None))]
+        if missing:
+            raise ConfigError(f"the logger {shown(logger)} is none of Lightning's: it needs {', '.join(missing)}")
 
 
 def checked_metrics(metrics: Mapping[str, Any]) -> dict[str, str]:

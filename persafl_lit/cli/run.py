@@ -163,17 +163,18 @@ def _print_result(result: Result, summary: dict[str, Any]) -> None:
 
     table = Table(title=f"{summary['method']}, seed {summary['seed']}", show_header=False, title_justify="left")
     accuracy = summary["accuracy"]
-    if accuracy["test"] is not None:
+    main = "accuracy" if accuracy["test"] is not None else "loss"
+    if main == "accuracy":
         table.add_row("personalised test accuracy", f"{accuracy['test']:.4f} +- {accuracy['std']:.4f} over clients")
         table.add_row("worst decile of clients", f"{accuracy['worst_decile']:.4f}")
         table.add_row("personalised validation accuracy", f"{accuracy['val']:.4f}")
-        for rule, values in summary["beside"].items():
-            if rule not in ("own", *REST):
-                table.add_row(f"personalised test accuracy, fine-tuning by {rule}", f"{values['test']:.4f}")
-    table.add_row(
-        "test loss, personalised / shared model",
-        f"{summary['loss']['test']:.6g} / {summary['loss']['global']:.6g}",
-    )
+    for kind, values in {"loss": summary["loss"], **summary["metrics"]}.items():
+        both = f"{_number(values['test'])} / {_number(values['global'])}"
+        table.add_row(f"test {kind}, personalised / shared model", both)
+    for rule, values in summary["beside"].items():
+        if rule not in ("own", *REST):
+            found = values if main == "accuracy" else values["loss"]
+            table.add_row(f"personalised test {main}, fine-tuning by {rule}", _number(found["test"], main))
     table.add_row("updates by simulated time", f"{summary['updates']} by {summary['sim_time']:.4g}")
     table.add_row(
         "versions of the model",
@@ -185,12 +186,13 @@ def _print_result(result: Result, summary: dict[str, Any]) -> None:
         "gradient evaluations", f"{summary['grad_evals']:.0f} in {summary['wall_seconds']:.1f} s of wall time"
     )
     table.add_row("evaluation's share of the work", f"{summary['evaluation_share']:.0%}")
-    if summary["holdout"]["clients"] and accuracy["test"] is not None:
+    if summary["holdout"]["clients"]:
         held_out = summary["holdout"]
-        table.add_row(
-            f"personalised test accuracy, {held_out['clients']} clients that never trained",
-            f"{held_out['accuracy']['test']:.4f}",
-        )
+        for kind, values in {main: held_out[main], **held_out.get("metrics", {})}.items():
+            table.add_row(
+                f"personalised test {kind}, {held_out['clients']} clients that never trained",
+                _number(values["test"], kind),
+            )
     if summary["dropped"]:
         table.add_row("dropped as too stale", f"{summary['dropped']}")
     if summary["skipped"]:
@@ -202,3 +204,8 @@ def _print_result(result: Result, summary: dict[str, Any]) -> None:
     console.print(which_models(result, summary))
     for note in result.notes:
         console.print(f"note: {note}")
+
+
+def _number(value: float | None, kind: str = "") -> str:
+    """A score as the table shows it; an accuracy has four digits after the point."""
+    return "no value" if value is None else f"{value:.4f}" if kind == "accuracy" else f"{value:.6g}"

@@ -199,7 +199,7 @@ def _print(plan: Plan, outcomes: Sequence[Outcome]) -> None:
         title_justify="left",
         box=SIMPLE_HEAD,
     )
-    kind = plan.select.metric.partition(".")[0]
+    kind = plan.select.kind
     for name in ("method", "setting"):
         table.add_column(name)
     for name in ("seeds", f"{kind}.val", f"{kind}.test"):

@@ -41,7 +41,17 @@ from persafl_lit.config.parse import (
 )
 from persafl_lit.config.parse import choices as choices
 from persafl_lit.config.paths import GROUPS, flatten, get, put
-from persafl_lit.config.registry import is_class, make, make_listed, make_metric, record, resolve, same, source_of
+from persafl_lit.config.registry import (
+    is_class,
+    make,
+    make_listed,
+    make_metric,
+    record,
+    resolve,
+    same,
+    source_of,
+    source_of_path,
+)
 from persafl_lit.config.schema import ADDED, Checkpoints, Eval, Method, Tracking, choice, positive
 from persafl_lit.data import DATASETS, CustomData
 from persafl_lit.errors import ConfigError, PersaflError, TimelineError, located, shown
@@ -281,7 +291,9 @@ class Config:
         named += [(key, described["name"]) for key in ("callbacks", "loggers") for described in getattr(self, key)]
         named += [("eval.finetune", name) for name in self.eval.beside if is_class("eval.finetune", name)]
         named += [("eval.metrics", about.get("metric", about["name"])) for about in cast(Any, self.eval.metrics)]
-        return sorted({source for key, name in named if (source := source_of(key, name, self.allow_code))})
+        found = {source for key, name in named if (source := source_of(key, name, self.allow_code))}
+        paths = [group["path"] for group in (self.model, self.data) if group["name"] == "custom"]
+        return sorted(found | {source for path in paths if (source := source_of_path(path, self.allow_code))})
 
     def label(self) -> str:
         """A short name that tells this run from others: the method, what was set otherwise than by default, the

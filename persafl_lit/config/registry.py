@@ -24,6 +24,7 @@ from persafl_lit.common import plugins
 from persafl_lit.config.coerce import construct, hints, keys
 from persafl_lit.data import DATASETS
 from persafl_lit.errors import ConfigError, PersaflError, closest, located, shown
+from persafl_lit.learning.metric_names import FURTHER
 from persafl_lit.learning.objectives import OBJECTIVES, Objective
 from persafl_lit.learning.personal_models import PERSONAL_MODELS, PersonalModel
 from persafl_lit.learning.personalisation import FINETUNES, Finetune
@@ -36,12 +37,12 @@ T = TypeVar("T")
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 LOGGERS = {"csv": "lightning.pytorch.loggers.CSVLogger", "tensorboard": "lightning.pytorch.loggers.TensorBoardLogger"}
 """By path: importing them takes long."""
-METRICS = {
-    name: f"persafl_lit.learning.metrics.{name}"
-    for name in ("f1", "precision", "recall", "auroc", "ece", "top5", "perplexity", "mae", "mse")
-}
+LOGGER_NEEDS = ("log_hyperparams", "log_metrics", "save", "finalize")
+METRICS = {name: f"persafl_lit.learning.metrics.{name}" for name in FURTHER}
 LOGS = {"save_dir": "logs"}
 """What these take unless told otherwise."""
+COMMON = ("persafl_lit", "torch", "torchvision", "numpy", "builtins")
+"""Packages of which every run's record has the versions."""
 HELD = (float, int, bool, str, type(None), Any)
 """Types of a key, and of what its lists, unions and dicts hold."""
 
@@ -79,7 +80,7 @@ TABLES = {
         Table("eval.finetune", "finetune", FINETUNES, Finetune),
         Table("eval.metrics", "metrics", METRICS, settings=False),
         Table("callbacks", "callbacks", {}, needs=HOOKS, some=True, settings=False),
-        Table("loggers", "loggers", LOGGERS, needs=("log_metrics", "finalize"), settings=False),
+        Table("loggers", "loggers", LOGGERS, needs=LOGGER_NEEDS, settings=False),
     )
 }
 
@@ -264,3 +265,16 @@ def source_of(key: str, name: str, allow_code: bool = False) -> str | None:
         return plugins.origin_of(resolve(key, name, allow_code))
     except ConfigError:  # of a run that is read back where its code is not
         return name
+
+
+def source_of_path(path: str, allow_code: bool = False) -> str | None:
+    """Likewise of `model.path` and `data.path`; None if that is no one's own, as nn.Sequential or a list of arrays."""
+    if not plugins.is_dotted(path) or path.partition(".")[0] in COMMON:
+        return None
+    if path.rpartition(".")[0] not in sys.modules and not allow_code:
+        return path
+    try:
+        with plugins.exits_refused():
+            return plugins.origin_of(plugins.import_path(path))
+    except (Exception, SystemExit):  # as above; or the user's code, whose error the run tells
+        return path

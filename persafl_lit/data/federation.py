@@ -16,7 +16,7 @@ from persafl_lit.common.seeding import rng
 from persafl_lit.data import partition
 from persafl_lit.data.partition import Shares
 from persafl_lit.data.pixels import Pixels
-from persafl_lit.data.trees import Nested, place
+from persafl_lit.data.trees import Nested, leaves, place
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -78,8 +78,39 @@ class Federation(ABC):
     def digest(self) -> str:
         """A hash of the data and of who holds what."""
 
+    def not_finite(self, client: int) -> str | None:
+        """Where a client's data holds nan or infinity first; None if it does not."""
+        for split in SPLITS:
+            for position, (data, _) in enumerate(self.whole(client, split, 1)):
+                numbers = (leaf for leaf in leaves(data) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+                if not all(torch.isfinite(leaf).all() for leaf in numbers):
+                    return self.sample_name(client, split, position)
+        return None
+
+    def sample_name(self, client: int, split: Split, position: int) -> str:
+        """A sample as the user knows it."""
+        return f"client {client}: sample {position} of its {split} data"
+
     def before_fork(self) -> None:  # noqa: B027
         """Called before worker processes are forked: what must not be shared with them is made ready to be copied."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Datasets one after the other, under one range of indices."""
+
+    names: Sequence[str]
+    offsets: np.ndarray
+    """Where each begins, and the last ends."""
+
+    def of(self, index: int) -> tuple[int, int]:
+        """The dataset that has a sample, and its index there."""
+        source = int(np.searchsorted(self.offsets, index, side="right")) - 1
+        return source, index - int(self.offsets[source])
+
+    def name(self, index: int) -> str:
+        source, local = self.of(index)
+        return f"{self.names[source]}: sample {local}"
 
 
 @dataclass(frozen=True)
@@ -95,6 +126,8 @@ class Samples(Federation):
     """A hash of the inputs."""
     holdout: int = 0
     notes: tuple[str, ...] = ()
+    places: Places | None = None
+    """How the user knows the samples."""
 
     @property
     def clients(self) -> int:  # type: ignore[override]
@@ -139,6 +172,11 @@ class Samples(Federation):
     def to(self, device: torch.device, dtype: torch.dtype) -> Samples:
         inputs = place(self.inputs, device, dtype) if isinstance(self.inputs, Tensor) else self.inputs.to(device, dtype)
         return replace(self, inputs=inputs, labels=place(self.labels, device, dtype))
+
+    def sample_name(self, client: int, split: Split, position: int) -> str:
+        if self.places is None:
+            return super().sample_name(client, split, position)
+        return self.places.name(int(self.parts[client][split][position]))
 
     def count(self, client: int, split: Split) -> int:
         return len(self.parts[client][split])

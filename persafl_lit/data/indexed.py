@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from persafl_lit.common.seeding import torch_seed
-from persafl_lit.data.federation import SPLITS, Batch, Federation, Split, Task, draw_masks, draw_positions
+from persafl_lit.data.federation import SPLITS, Batch, Federation, Places, Split, Task, draw_masks, draw_positions
 from persafl_lit.data.trees import placed
 from persafl_lit.errors import DataError, first_line, located
 
@@ -50,6 +50,7 @@ class Sources:
         """What evaluation reads."""
         self.lengths = [length_of(dataset, name) for dataset, name in zip(self.datasets, self.names, strict=True)]
         self.offsets = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
+        self.places = Places(self.names, self.offsets)
         self._pid = os.getpid()
         self._packed: tuple[bytes, list[Any]] | None = None
 
@@ -61,11 +62,6 @@ class Sources:
 
     def __len__(self) -> int:
         return int(self.offsets[-1])
-
-    def place_of(self, index: int) -> tuple[int, int]:
-        """The dataset that has a sample, and its index there."""
-        source = int(np.searchsorted(self.offsets, index, side="right")) - 1
-        return source, index - int(self.offsets[source])
 
     def read(self, indices: Sequence[int], unaugmented: bool = False) -> list[Any]:
         """Samples by their indices; all of a client's and a split's are in one dataset, mostly."""
@@ -245,7 +241,7 @@ class Indexed(Federation):
     def _gather(self, indices: Tensor, client: int, seed: int, unaugmented: bool = False) -> Any:
         with seeded(seed):
             samples = self.sources.read(indices.tolist(), unaugmented)
-            collate = self.sources.collates[self.sources.place_of(int(indices[0]))[0]]
+            collate = self.sources.collates[self.sources.places.of(int(indices[0]))[0]]
             try:
                 data = (collate or usual_collate)(samples)
             except (Exception, SystemExit) as error:
@@ -257,6 +253,9 @@ class Indexed(Federation):
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Indexed:
         return replace(self, device=device, dtype=dtype)
+
+    def sample_name(self, client: int, split: Split, position: int) -> str:
+        return self.sources.places.name(int(self.parts[client][split][position]))
 
     def count(self, client: int, split: Split) -> int:
         return len(self.parts[client][split])

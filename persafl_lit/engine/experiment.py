@@ -40,6 +40,7 @@ from persafl_lit.errors import (
     CallbackError,
     CheckpointError,
     ConfigError,
+    DataError,
     DivergenceError,
     Interrupted,
     ModelError,
@@ -379,11 +380,18 @@ class Experiment:
     def _diverges(self, index: int, job: Job, how: str) -> None:
         """End the run, or say once that what diverges is left out."""
         where = f"update {index} (client {job.client}, simulated time {job.arrives:.4g}, eta={self.eta:g}){how}"
+        if (found := self._not_finite(job.client)) is not None:
+            where = f"{where}; {found}"
         if not self.skip_divergence:
-            raise DivergenceError(f"the run diverges: {where}")
+            raise DivergenceError(f"the run diverges: {where}") if found is None else DataError(found)
         self._say_once(
             "update", f"{where}: it is skipped, and so will others be (on_divergence=skip); they are counted"
         )
+
+    def _not_finite(self, client: int) -> str | None:
+        """What of a client's data can have no finite loss."""
+        found = self.executor.worker.work.federation.not_finite(client)
+        return None if found is None else f"{found} holds a value that is not finite"
 
     def _say_once(self, about: str, sentence: str) -> None:
         if about not in self._warned:
@@ -458,8 +466,10 @@ class Experiment:
                     f"after fine-tuning and {score.shared.test_loss:.4g} before; lower eval.finetune's step "
                     f"size or eta={self.eta:g}"
                 )
+                found = self._not_finite(client)
+                sentence = sentence if found is None else f"{sentence}; {found}"
                 if not self.skip_divergence:
-                    raise DivergenceError(sentence)
+                    raise DivergenceError(sentence) if found is None else DataError(found)
                 self._say_once(
                     "evaluation", f"{sentence}. The run goes on (on_divergence=skip); its mean losses are not finite"
                 )

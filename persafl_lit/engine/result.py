@@ -99,7 +99,11 @@ class Result:
             held_out["models"] = self._models(last.held_out)
             held_out |= {"metrics": metrics} if (metrics := _further(last.held_out)) else {}
         beside = {
-            rule: {**_null_for_nan(values), **({"metrics": found} if (found := _further(last.scores, rule)) else {})}
+            rule: {
+                **_null_for_nan(values),
+                "loss": _null_for_nan(loss_of(last.scores, rule)),
+                **({"metrics": found} if (found := _further(last.scores, rule)) else {}),
+            }
             for rule, values in last.beside().items()
         }
         return {

@@ -22,6 +22,7 @@ IGNORED_KEYS = (
     "allow_code",
     "eval.every",
     "eval.beside",
+    "model.args",  # without arguments; else they are keys of their own
 )
 NEUTRAL_GROUPS = ("tracking", "checkpoint", "loggers")
 TASK = ("clients", "horizon", "updates", "schedule.path")

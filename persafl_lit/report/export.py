@@ -109,10 +109,12 @@ def _in_summary(record: Record, key: str) -> Any:
 
 def _further_scores(record: Record) -> list[str]:
     """Of the end, by further fine-tuning rules, of held-out clients and of further metrics, where there are any."""
-    rules = _in_summary(record, "beside")
-    groups = [*(f"beside.{rule}" for rule in rules or ()), "holdout.accuracy"]
-    keys = [f"{group}.{split}" for group in groups for split in ("val", "test")]
     metrics = _in_summary(record, "metrics") or ()
+    kinds = ["loss", *(f"metrics.{name}" for name in metrics)]
+    rules = _in_summary(record, "beside") or ()  # whose accuracies have no key of their own
+    groups = [f"beside.{rule}{kind}" for rule in rules for kind in ("", *(f".{kind}" for kind in kinds))]
+    groups += [f"holdout.{kind}" for kind in ("accuracy", *kinds)]
+    keys = [f"{group}.{split}" for group in groups for split in ("val", "test")]
     keys += [f"metrics.{name}.{about}" for name in metrics for about in (*EXPORTED_AGGREGATES, "direction")]
     return [key for key in keys if _in_summary(record, key) is not None]
 

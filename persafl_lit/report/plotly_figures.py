@@ -12,7 +12,7 @@ from typing import Any
 from persafl_lit.report.chart import Chart, Heat, Series, short
 from persafl_lit.report.palette import DASHES, PLOTLY_MARKERS, Style
 
-LEGEND_WIDTH, NOTE_WIDTH = 28, 50
+LEGEND_WIDTH, NOTE_WIDTH, AXIS_WIDTH = 28, 50, 36
 FONT = {
     "family": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
     "size": 13,
@@ -67,7 +67,7 @@ def _chart(chart: Chart) -> dict[str, Any]:
             "tickvals": [value for value, _ in chart.ticks],
             "ticktext": [label_text(text) for _, text in chart.ticks],
         }
-    y_axis = GRID | {"title": {"text": label_text(chart.y_label)}}
+    y_axis = GRID | {"title": {"text": block_text(chart.y_label.replace(" (", "\n("), AXIS_WIDTH)}}
     if chart.y_range:
         y_axis |= {"range": list(chart.y_range)}
     layout = _layout() | {"xaxis": x_axis, "yaxis": y_axis, "barmode": "overlay"}

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from persafl_lit.report.record import NEVER_CHANGED
 from persafl_lit.sweep.forecast import Forecast, makespan
-from persafl_lit.sweep.results import Outcome
+from persafl_lit.sweep.results import Outcome, headline
 from persafl_lit.sweep.run_trial import TrialMessage
 from persafl_lit.sweep.trials import Trial
 
@@ -54,10 +54,12 @@ class Dashboard:
         total: int,
         lanes: int,
         clock: Callable[[], float] = time.monotonic,
+        kind: str = "accuracy",
         quiet: bool = False,
     ) -> None:
-        """`quiet`: only failures are shown."""
-        self.title, self.total, self.lanes = title, total, lanes
+        """`kind` is the metric that settings are chosen by, whose test score is shown; `quiet`: only failures are
+        shown."""
+        self.title, self.total, self.lanes, self._kind = title, total, lanes, kind
         self.running: dict[str, Running] = {}
         self.counts: Counter[str] = Counter()
         self.failures: list[Outcome] = []
@@ -98,12 +100,7 @@ class Dashboard:
         if first:
             running.began, running.resumed_at = self._clock(), running.share
         if point := message.get("point"):
-            accuracy = point.get("accuracy.test")
-            running.score = (
-                f"accuracy {accuracy:.3f}"
-                if accuracy is not None and accuracy == accuracy
-                else f"loss {point['loss.test']:.4g}"
-            )
+            running.score = headline(point.get, self._kind)
 
     def leaves(self, trial: Trial) -> Running:
         return self.running.pop(trial.hash)
@@ -123,13 +120,10 @@ class Dashboard:
         if before:
             return
         if not self._console.is_terminal or outcome.status == "failed":
-            accuracy = outcome.value("accuracy.test")
             what = (
                 f"{outcome.status}: {outcome.error}"
                 if outcome.error
-                else f"accuracy {accuracy:.4f}"
-                if accuracy is not None
-                else outcome.status
+                else headline(outcome.value, self._kind) or outcome.status
             )
             what = what if outcome.counts or outcome.status != "finished" else f"no result: {NEVER_CHANGED}"
             self.say(

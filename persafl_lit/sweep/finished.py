@@ -121,14 +121,9 @@ def _exported(
     if (cells["method"], cells["seed"]) != (trial.method, str(trial.seed)):
         told = shown(f"{cells['method']} seed={cells['seed']}")
         raise ConfigError(f"{place}: the trial {trial.hash} is {trial.method} seed={trial.seed}, not {told}")
-    beside = [
-        f"beside.{found[1]}.{found[2]}"
-        for found in map(re.compile(r"beside_(.+)_(val|test)").fullmatch, cells)
-        if found
-    ]
     further = _further_names(cells)
     metrics = [f"metrics.{name}.{about}" for name in further for about in EXPORTED_AGGREGATES]
-    keys = (*RESULTS, *COSTS, *FURTHER, *beside, "holdout.accuracy.val", "holdout.accuracy.test", *metrics)
+    keys = (*RESULTS, *COSTS, *FURTHER, *keys_of_others(cells, further), *metrics)
     results: dict[str, Any] = {key: _result(place, column_of(key), cells.get(column_of(key), "")) for key in keys}
     results |= {key: _direction(place, key, cells) for name in further if (key := f"metrics.{name}.direction")}
     chosen_by = key_of(select.metric)
@@ -160,11 +155,11 @@ def _result(place: str, column: str, text: str) -> float | None:
     if not text:
         return None
     value = _number(place, column, text)
-    if column.startswith("metrics_"):
+    if "metrics_" in column:
         return value
     if "accuracy" in column and not 0 <= value <= 1:
         raise ConfigError(f"{place}: {column} must be from 0 to 1; got {shown(text)}")
-    if value < 0 and not column.startswith("loss_"):
+    if value < 0 and "loss_" not in column:
         raise ConfigError(f"{place}: {column} must be >= 0; got {shown(text)}")
     return value
 
@@ -173,6 +168,21 @@ def _further_names(cells: Mapping[str, str]) -> list[str]:
     """Metrics beside accuracy and loss that a row has columns of."""
     found = map(re.compile(r"metrics_([A-Za-z]\w*)_(?:val|test)", re.ASCII).fullmatch, cells)
     return list(dict.fromkeys(name[1] for name in found if name))
+
+
+def keys_of_others(cells: Mapping[str, str], further: Sequence[str]) -> list[str]:
+    """Scores after further fine-tuning rules and of held-out clients that a row has columns of, by the keys of a
+    summary."""
+    kinds = {column_of(kind): kind for kind in ("loss", *(f"metrics.{name}" for name in further))}
+    longest_first = "|".join(sorted(kinds, key=len, reverse=True))
+    form = re.compile(rf"beside_(.+?)(?:_({longest_first}))?_(val|test)")
+    keys = [
+        ".".join(filter(None, ("beside", found[1], kinds.get(found[2] or ""), found[3])))
+        for found in map(form.fullmatch, cells)
+        if found
+    ]
+    held_out = [f"holdout.{kind}.{split}" for kind in ("accuracy", *kinds.values()) for split in ("val", "test")]
+    return keys + [key for key in held_out if column_of(key) in cells]
 
 
 def _direction(place: str, key: str, cells: Cells) -> str | None:

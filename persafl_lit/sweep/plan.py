@@ -51,8 +51,17 @@ class Select:
     """Of a metric beside accuracy and loss: +1 if higher is better, -1 if lower."""
 
     @property
+    def kind(self) -> str:
+        """accuracy, loss or another metric, whatever the split."""
+        return self.metric.partition(".")[0]
+
+    @property
     def sign(self) -> int:
         return SELECTION_METRICS.get(self.metric, self.direction)
+
+    @property
+    def directed(self) -> tuple[str, int]:
+        return self.metric, self.sign
 
     def score(self, summary: Mapping[str, Any]) -> float:
         """Higher is better; nan where a run does not have the metric, or trained nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,16 @@ RESULT_COLUMNS = (
     "staleness.max",
     "dropped",
 )
+
+
+def headline(value: Callable[[str], Any], kind: str) -> str:
+    """One test score in words, by the key of a summary or a point: of the metric that selects, else accuracy, else
+    loss; nothing where there is none."""
+    for name in dict.fromkeys((kind, "accuracy", "loss")):
+        found = value(f"{name}.test")
+        if found is not None and math.isfinite(found):
+            return f"{name} {found:.4f}" if name == "accuracy" else f"{name} {found:.4g}"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,8 @@ def choose(outcomes: Sequence[Outcome], select: Select) -> list[Chosen]:
 def table(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """One row per trial, with nothing in it that would differ if the sweep were done again."""
     asked = list(dict.fromkeys(key for outcome in outcomes for key in outcome.trial.grid_values))
+    metrics = dict.fromkeys(name for outcome in outcomes for name in (outcome.summary or {}).get("metrics") or ())
+    columns = (*RESULT_COLUMNS, *(f"{name}.{split}" for name in metrics for split in ("val", "test")))
     rows = []
     for outcome in outcomes:
         flat = outcome.trial.config.flat()
@@ -113,7 +125,7 @@ def table(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             **{key: _text(flat.get(key, flat.get(f"{key}.name"))) for key in asked},
             "seed": outcome.trial.seed,
         }
-        row |= {"status": outcome.status, **{column: outcome.value(column) for column in RESULT_COLUMNS}}
+        row |= {"status": outcome.status, **{column: outcome.value(column) for column in columns}}
         rows.append(
             row
             | {"trial": outcome.trial.hash, "error": outcome.error, "note": outcome.note, "imported": outcome.imported}

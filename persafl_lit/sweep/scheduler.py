@@ -354,13 +354,13 @@ def run_sweep(
         stack.enter_context(quieted({"optuna": logging.ERROR}))
         store = open_store(uri)
         sync(uri)
-        runs = SweepRuns(store, plan.tracking.experiment, plan.name, varied_together(plan), plan.select.metric)
+        runs = SweepRuns(store, plan.tracking.experiment, plan.name, varied_together(plan), *plan.select.directed)
         runs.tell(text=plan.source.text, name="sweep.yaml")
         runs.tell(tags={PLANNED: str(supply.total())})
         done = finished.keys() | {trial for trial, child in runs.children().items() if child.status == "FINISHED"}
         launcher.begin(sum(trial.hash not in done for trial in supply.waiting()))
         status = "KILLED"
-        with Dashboard(plan.name, supply.total(), launcher.lanes, quiet=quiet) as dashboard:
+        with Dashboard(plan.name, supply.total(), launcher.lanes, kind=plan.select.kind, quiet=quiet) as dashboard:
             scheduler = Scheduler(plan, launcher, runs, uri, dashboard, should_stop, retry_failed, finished)
             try:
                 scheduler.run(supply)

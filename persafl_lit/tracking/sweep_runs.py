@@ -67,11 +67,14 @@ def ended_trials(uri: str, name: str) -> Ended:
 class SweepRuns:
     """The parent is known by the sweep's name, a child by the hash of its config: begun again, a sweep finds both."""
 
-    def __init__(self, store: Store, experiment: str, name: str, varied: Sequence[Sequence[str]], select: str) -> None:
-        """`varied` are the sets of keys that go together, `select` the metric that settings are chosen by."""
+    def __init__(
+        self, store: Store, experiment: str, name: str, varied: Sequence[Sequence[str]], select: str, sign: int = 1
+    ) -> None:
+        """`varied` are the sets of keys that go together, `select` the metric that settings are chosen by, `sign` -1
+        if its lower values are better."""
         self._store, self._name, self._select = store, name, select
         self._experiment = store.experiment(experiment)
-        for key, value in experiment_tags(varied).items():
+        for key, value in experiment_tags(varied, select.removesuffix(".val"), lower=sign < 0).items():
             store.client.set_experiment_tag(self._experiment, key, value)
         parents = store.search([self._experiment], f"tags.`persafl.sweep` = '{name}' and tags.`persafl.kind` = 'sweep'")
         if parents:

@@ -151,6 +151,7 @@ def test_list_names_every_choice_with_a_line(capsys):
         "persafl_me",
         "scaffold",
         "local",
+        "perplexity",
         "digits",
         "quadratic",
         "cnn2",

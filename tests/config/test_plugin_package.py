@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -33,6 +34,9 @@ FILES = {
 
         [project.entry-points."persafl_lit.delays"]
         steady = "persafl_blobs.parts:Steady"
+
+        [project.entry-points."persafl_lit.metrics"]
+        brier = "persafl_blobs.parts:Brier"
 
         [project.entry-points."persafl_lit.callbacks"]
         broken = "persafl_blobs.nowhere:Missing"
@@ -82,6 +86,22 @@ FILES = {
                 return 1.0, 0.0, 2.0 + self.jitter * rng(seed, "steady", client, visit).random(), 0.5
 
 
+        class Brier:
+            """Mean squared distance between the classes' probabilities and what is so."""
+
+            higher_is_better = False
+
+            def reset(self):
+                self.total, self.count = 0.0, 0
+
+            def update(self, scores, labels):
+                hit = scores.softmax(1).gather(1, labels[:, None])[:, 0]
+                self.total, self.count = self.total + float(((1 - hit) ** 2).sum()), self.count + len(labels)
+
+            def compute(self):
+                return self.total / self.count
+
+
         @dataclass(frozen=True)
         class Blobs:
             """Two classes around two points."""
@@ -115,6 +135,7 @@ RUN = [
     "local_steps=3",
     "executor=serial",
     "checkpoint.every=20",
+    "eval.metrics=[brier]",
 ]
 
 
@@ -157,7 +178,8 @@ def persafl(site, *arguments, **options):
 @pytest.mark.slow
 def test_a_package_runs_and_resumes_after_kill_9(site, tmp_path):
     (tmp_path / "alone").mkdir()
-    persafl(site, "run", *RUN, "tracking.enabled=false", "--save-model", "whole.pt", cwd=tmp_path / "alone")
+    alone = [*RUN, "tracking.enabled=false", "--json", "--save-model", "whole.pt"]
+    undisturbed = json.loads(persafl(site, "run", *alone, cwd=tmp_path / "alone")[0])
     killed = start(site, "run", *RUN)
     while not list(tmp_path.glob("mlruns/checkpoints/*.pt")):
         assert killed.poll() is None, "it ended before it could be killed"
@@ -175,18 +197,26 @@ def test_a_package_runs_and_resumes_after_kill_9(site, tmp_path):
     whole, resumed = (torch.load(path, weights_only=True) for path in ("alone/whole.pt", "resumed.pt"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert summary["accuracy"]["test"] > 0.7
+    assert summary["metrics"] == undisturbed["metrics"]
+    assert (list(summary["metrics"]), summary["metrics"]["brier"]["direction"]) == (["brier"], "lower")
 
 
 @pytest.mark.slow
 def test_a_package_sweeps_reports_and_is_listed(site, tmp_path):
     (tmp_path / "weights.yaml").write_text(
-        "name: weights\noverrides: [data=blobs, clients=4, updates=40, tracking.figures=false]\n"
+        "name: weights\noverrides: [data=blobs, clients=4, updates=40, tracking.figures=false, 'eval.metrics=[brier]']\n"
         "grid:\n  - {method: anchored_sgd, method.weight: [0.1, 0.5]}\n  - {method: fedasync, delays: steady, delays.jitter: 0.1}\n"
+        "select: {metric: brier.val}\n"
     )
     out, _ = persafl(site, "sweep", "weights.yaml", "--workers", "2", "--json")
-    assert [trial["status"] for trial in json.loads(out)["trials"]] == ["finished"] * 3
+    trials = json.loads(out)["trials"]
+    assert [trial["status"] for trial in trials] == ["finished"] * 3
+    best = min(trials[:2], key=lambda trial: trial["brier.val"])
+    assert {"method": "anchored_sgd", "setting": {"method.weight": best["method.weight"]}} in json.loads(out)["chosen"]
     persafl(site, "report", "weights", "--out", "report")
     assert "anchored_sgd" in Path("report/report.md").read_text()
+    with open("report/summary.csv", newline="") as file:
+        assert {row["selected_on"] for row in csv.DictReader(file)} == {"brier.val"}
     from persafl_lit.tracking.store import open_store
 
     store = open_store("sqlite:///mlruns/mlflow.db")
@@ -198,6 +228,7 @@ def test_a_package_sweeps_reports_and_is_listed(site, tmp_path):
     for line in (
         "Plain steps with an anchor, by persafl-blobs  (package persafl-blobs 3.1)",
         "The same for all, with some jitter.  (package persafl-blobs 3.1)",
+        "Mean squared distance between the classes' probabilities and what is so.  (package persafl-blobs 3.1)",
     ):
         assert line in out
     assert err.count("callbacks=broken of persafl-blobs 3.1") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import json
 import os
@@ -657,6 +658,22 @@ def test_a_data_set_that_exits_is_no_success(site, capsys):
     )
     assert main(["run", "data=leaving", "clients=3", "updates=5", "tracking.enabled=false"]) == 2
     assert "tried to end the program: SystemExit: 0" in capsys.readouterr().err
+
+
+def test_where_a_model_and_data_by_path_come_from_is_recorded(own):
+    """By a digest of the file: another content is another source."""
+    (own / "my_model.py").write_text("class Net: ...\n")
+    (own / "my_data.py").write_text("def clients(): ...\n")
+    paths = ["data=custom", "data.path=my_data.clients", "model=custom", "model.path=my_model.Net"]
+    digest = {
+        name: hashlib.sha256((own / f"{name}.py").read_bytes()).hexdigest()[:12] for name in ("my_data", "my_model")
+    }
+    assert compose([*paths, "allow_code=true"]).plugins() == [
+        f"{name} sha256:{digest[name]}" for name in sorted(digest)
+    ]
+    sys.modules.pop("my_model"), sys.modules.pop("my_data")
+    assert compose(paths).plugins() == ["my_data.clients", "my_model.Net"], "nothing is imported without allow_code"
+    assert compose(["model=custom", "model.path=torch.nn.Sequential"]).plugins() == []
 
 
 # -- other processes --------------------------------------------------------------------------------------------------

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import random
 import re
 import runpy
-import signal
 import subprocess
 import sys
 import time
@@ -31,9 +31,10 @@ from persafl_lit.data.adapters import adapt
 from persafl_lit.data.augmented import has_random_transform, without_random
 from persafl_lit.data.custom import CustomData
 from persafl_lit.data.indexed import Indexed
-from persafl_lit.errors import CheckpointError, ConfigError, DataError, Interrupted
+from persafl_lit.errors import CheckpointError, ConfigError, DataError, DivergenceError, Interrupted
 from persafl_lit.learning.evaluation import measure
 from persafl_lit.learning.flat_loss import FlatLoss
+from tests.support.gates import CALLBACK, Gate
 from tests.support.runs import Stopper, bits
 
 ROOT = Path(__file__).parent.parent.parent
@@ -360,27 +361,31 @@ def test_a_killed_run_on_random_transforms_goes_on_to_the_same_bits(tmp_path):
         "persafl_lit",
         "run",
         *overrides,
-        "updates=150",
+        *CALLBACK,
+        "updates=60",
         "checkpoint.every=10",
         *TWO,
         "--save-model",
         "model.pt",
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    gate = Gate(tmp_path / "gate", checkpoints=2)
     process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        command,
+        cwd=tmp_path,
+        env=environment | gate.environment,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
     )
-    while process.poll() is None and not list(tmp_path.glob("mlruns/checkpoints/*.previous.pt")):
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
+    gate.reached(process)
+    process.kill()
     process.wait()
-    assert process.returncode == -signal.SIGKILL, "the run was over before it could be killed"
     done = subprocess.run(
         [*command, "--resume"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
     assert "resuming after update" in done.stderr
     resumed = torch.load(tmp_path / "model.pt", weights_only=True)
-    undisturbed = run([*overrides, "updates=150", *SERIAL]).state_dict()
+    undisturbed = run([*overrides, "updates=60", *SERIAL]).state_dict()
     assert all(torch.equal(resumed[name], value) for name, value in undisturbed.items())
 
 
@@ -768,6 +773,28 @@ def test_a_dataset_that_fails_while_a_run_reads_it_is_named():
     for executor in (SERIAL, TWO):
         with pytest.raises(DataError, match=r"client \d: the Worn raises at index \d+: OSError: the disk is gone"):
             run([*BY_INDEX, *SMALL, *executor], data=six(Worn))
+
+
+@pytest.mark.parametrize("where", [[], ["data.in_memory=0"]], ids=["in memory", "by index"])
+@pytest.mark.parametrize("executor", [SERIAL, TWO], ids=["serial", "2 workers"])
+def test_a_value_that_is_not_finite_is_named_and_not_taken_for_divergence(where, executor):
+    spoilt = X.clone()
+    spoilt[17, 2] = math.nan
+    overrides = ["data=custom", "model=mlp", *where, *SMALL, *executor]
+    with pytest.raises(DataError, match=r"^client 1: sample 17 holds a value that is not finite$"):
+        run(overrides, data=[(X, Y), (spoilt, Y), (X, Y)])
+    with pytest.raises(DataError, match=r"^the data: sample 17 holds a value that is not finite$"):
+        run([*overrides, "clients=3", "data.partition=iid"], data=(spoilt, Y))
+    with pytest.raises(DivergenceError, match="diverges"):
+        run([*overrides, "eta=1e18", "eval.finetune=none"], data=[(X, Y)] * 3)
+
+
+def test_a_partition_that_deals_nothing_is_told():
+    said = "data.partition=dirichlet deals nothing here: the data says whose each sample is"
+    for data in ([(X, Y)] * 3, (X, Y, Y)):
+        assert said in made(data, None, partition="dirichlet").notes
+        assert not any("data.partition" in note for note in made(data, None).notes)
+    assert not any("deals nothing" in note for note in made((X, Y), 3, partition="dirichlet").notes)
 
 
 def test_a_partition_by_class_needs_classes_and_natural_needs_clients():

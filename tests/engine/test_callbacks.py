@@ -12,6 +12,7 @@ import mlflow
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -367,6 +368,9 @@ class Stateful:
     def __init__(self, state):
         self.state, self.loaded = state, None
 
+    def on_run_start(self):
+        """Every callback has a hook."""
+
     def state_dict(self):
         return self.state
 
@@ -524,3 +528,21 @@ def test_a_logger_that_fails_is_named(tmp_path):
 
     with pytest.raises(CallbackError, match="the logger Full failed in log_metrics: OSError: no space left"):
         run([*QUIET, "method=fedasync"], loggers=[Full(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("listeners", "sentence"),
+    [
+        ({"callbacks": [object()]}, r"the callback <object .*> has none of the hooks on_run_start, on_update, "),
+        ({"callbacks": [EarlyStopping("loss")]}, "the callback <.*EarlyStop.*> has none of the hooks on_run_start"),
+        ({"callbacks": [Witness]}, r"callbacks= takes objects; got the class Witness: write Witness\(...\)"),
+        (
+            {"loggers": [object()]},
+            "the logger <object .*> is none of Lightning's: it needs log_hyperparams, log_metrics",
+        ),
+        ({"loggers": [CSVLogger]}, "loggers= takes objects; got the class CSVLogger"),
+    ],
+)
+def test_what_can_be_told_nothing_is_refused_before_anything_runs(listeners, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        run([*QUIET, "method=fedasync"], **listeners)

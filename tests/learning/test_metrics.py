@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import lightning as L
 import numpy as np
 import pytest
@@ -12,9 +17,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from persafl_lit import compose, run
-from persafl_lit.errors import ConfigError, ModelError
+from persafl_lit.config.registry import make_metric
+from persafl_lit.errors import ConfigError, Interrupted, ModelError
+from persafl_lit.learning.metric_names import FURTHER
 from persafl_lit.sweep.plan import plan_of
 from persafl_lit.sweep.yaml_lines import Source
+from tests.support.gates import CALLBACK, ROOT, Gate
+from tests.support.runs import Stopper, bits
 
 QUIET = [
     "tracking.enabled=false",
@@ -67,6 +76,62 @@ def test_worker_processes_give_the_same_values():
         ) else None
 
 
+def test_metrics_go_on_from_a_checkpoint_with_the_same_bits():
+    overrides = [*QUIET, "checkpoint.every=2", "eval.every=2", "eval.metrics=[f1,ece]", "updates=12"]
+    stop = Stopper(5)
+    with pytest.raises(Interrupted):
+        run(overrides, Logs, metrics={"mean": confidence}, callbacks=[stop], should_stop=stop)
+    resumed = run(overrides, Logs, metrics={"mean": confidence}, resume=True)
+    straight = run([*overrides, "checkpoint.every=0"], Logs, metrics={"mean": confidence})
+    assert bits(resumed) == bits(straight)
+    assert resumed.summary()["metrics"] == straight.summary()["metrics"]
+    assert set(straight.summary()["metrics"]) == {"f1", "ece", "mean", "sure", "macro"}
+
+
+KILLED = [
+    *["allow_code=true", "data=custom", "data.path=tests.support.tasks.numbers", "model=custom", "eval.metrics=[mae]"],
+    *["model.path=tests.support.tasks.Line", "updates=40", "eval.every=3", "checkpoint.every=4", "workers=2"],
+]
+
+
+def persafl(*arguments, environment=None, prefix=()):
+    command = [*prefix, sys.executable, "-m", "persafl_lit", *arguments, "tracking.enabled=false", "--json"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"} | (environment or {})
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def summary_of(process):
+    out, err = process.communicate()
+    assert process.returncode == 0, err[-3000:]
+    told = json.loads(out)
+    return {key: told[key] for key in ("metrics", "loss", "accuracy", "updates")}, err
+
+
+@pytest.mark.slow
+def test_metrics_survive_kill_9(tmp_path):
+    """Of a module that logs torchmetrics' objects, and by name."""
+    gate = Gate(tmp_path / "gate", checkpoints=3)
+    killed = persafl("run", *KILLED, *CALLBACK, environment=gate.environment)
+    gate.reached(killed)
+    killed.kill()
+    killed.communicate()
+    resumed, err = summary_of(persafl("run", *KILLED, *CALLBACK, "--resume"))
+    assert "resuming after update 1" in err
+    straight, _ = summary_of(persafl("run", *KILLED))
+    assert resumed == straight
+    assert set(straight["metrics"]) == {"mae", "r2", "bias"}
+
+
+@pytest.mark.slow
+def test_metrics_on_ray_are_those_of_one_process():
+    pytest.importorskip("ray")
+    inside = (
+        ["unshare", "-n", "sh", "-c", 'ip link set lo up 2>/dev/null; exec "$@"', "sh"] if os.geteuid() == 0 else []
+    )
+    ray, _ = summary_of(persafl("run", *KILLED, "executor=ray", prefix=inside))
+    assert ray == summary_of(persafl("run", *KILLED, "executor=serial"))[0]
+
+
 class Logs(L.LightningModule):
     def __init__(self):
         super().__init__()
@@ -83,14 +148,14 @@ class Logs(L.LightningModule):
     def validation_step(self, batch, batch_idx):
         scores = self(batch[0])
         self.f1(scores, batch[1])
-        self.log("val_f1", self.f1)
+        self.log("val_macro", self.f1)
         self.log_dict({"val_sure": confidence(scores, batch[1]), "val_loss": 0.0})
 
 
 def test_what_a_module_logs_when_it_is_evaluated_becomes_metrics():
     logged = run([*QUIET], Logs).summary()
-    assert set(logged["metrics"]) == {"f1", "sure"}
-    assert logged["metrics"]["f1"]["direction"] == "higher"
+    assert set(logged["metrics"]) == {"macro", "sure"}
+    assert logged["metrics"]["macro"]["direction"] == "higher"
     assert logged["loss"]["test"] > 0
     asked = run(
         [*QUIET],
@@ -98,6 +163,12 @@ def test_what_a_module_logs_when_it_is_evaluated_becomes_metrics():
         metrics={"sure": confidence},
     ).summary()
     assert logged["metrics"]["sure"] == asked["metrics"]["sure"]
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_the_line_about_a_metric_says_which_way_is_better(name):
+    higher = make_metric({"name": name}, False).higher_is_better
+    assert FURTHER[name].endswith(f"; {'higher' if higher else 'lower'} is better")
 
 
 def test_without_metrics_hashes_are_as_they_were():

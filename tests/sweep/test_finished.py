@@ -13,9 +13,9 @@ import pytest
 
 from persafl_lit import __version__
 from persafl_lit.cli import main
-from persafl_lit.report.export import runs_csv
+from persafl_lit.report.export import column_of, runs_csv
 from persafl_lit.report.record import Record
-from persafl_lit.sweep.finished import read_finished
+from persafl_lit.sweep.finished import keys_of_others, read_finished
 from persafl_lit.sweep.plan import plan_of
 from persafl_lit.sweep.trials import first_trials, on_other_seeds
 from persafl_lit.sweep.yaml_lines import Source
@@ -440,3 +440,10 @@ def test_a_varied_key_that_is_called_like_a_result_gets_a_column_of_its_own():
         ("7", "5"),
         ("7", "9"),
     ]
+
+
+def test_scores_of_other_rules_and_held_out_clients_are_read_back_under_their_keys():
+    keys = {"beside.none.val", "beside.none.loss.test", "beside.sgd-3.metrics.mae.val", "beside.own.metrics.mae_2.test"}
+    keys |= {"holdout.accuracy.val", "holdout.loss.val", "holdout.metrics.mae.test"}
+    columns = dict.fromkeys(map(column_of, keys), "1")
+    assert set(keys_of_others(columns, ["mae", "mae_2"])) == keys

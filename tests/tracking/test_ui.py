@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +14,7 @@ from persafl_lit.tracking import store_uri
 from persafl_lit.tracking.mlflow_view import link
 from persafl_lit.tracking.store import Store
 from tests.support.browser import Browser, needs_chromium
-from tests.support.tracking import free_port
+from tests.support.ui import ui
 
 FAST = [
     "model=logistic",
@@ -38,23 +34,6 @@ seeds: [0]
 """
 AXES = "[...document.querySelectorAll('.js-plotly-plot')].map(plot => [plot.layout.xaxis.title.text, plot.data[0].x])"
 """Of the drawn line charts: what the axis is called, and where the first curve's points are."""
-
-
-@contextlib.contextmanager
-def ui():
-    """Its address, and the links that it prints: one per experiment."""
-    port = free_port()
-    command = [sys.executable, "-m", "persafl_lit", "ui", "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert f"MLflow UI: http://127.0.0.1:{port}" in process.stdout.readline()
-        links = dict(re.findall(r"(\S+): (http\S+)", process.stdout.readline() + process.stdout.readline()))
-        yield f"http://127.0.0.1:{port}", links
-    finally:
-        process.terminate()
-        process.wait(30)
-        with pytest.raises(OSError, match="refused"), socket.create_connection(("127.0.0.1", port)):
-            pass
 
 
 def comparison(address, experiment, ids):
@@ -109,9 +88,9 @@ def test_a_browser_sees_the_runs_the_charts_and_the_comparison(tmp_path):
             browser.open(page, 2400, 1800)
             browser.wait_for(*words)
             if name in ("charts", "sweep"):
-                browser.wait_until(f"{AXES}.length", 3)
+                browser.wait_until(f"{AXES}.length", 4)
             if name == "charts":
-                over_time, over_updates, _ = browser.evaluate(AXES)
+                over_time, over_updates, *_ = browser.evaluate(AXES)
                 assert over_time == ["Relative Time", pytest.approx([point.sim_time for point in points], abs=0.002)], (
                     "simulated seconds"
                 )
