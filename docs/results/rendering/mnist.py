@@ -147,6 +147,9 @@ def robustness(page: Page) -> None:
             for factor in sorted(set(factors), key=lambda factor: (factor.split(" = ")[0], len(factor), factor))
         ],
     )
+    held = next(factor for factor in factors if factor.startswith("data.holdout_clients"))
+    unseen = "; ".join(f"{NAMES[method]} {cell(held, method, 'holdout_accuracy_test')}" for method in methods)
+    page.add(f"With {held}, the clients that never train have, after the same fine-tuning: {unseen}.")
     page.add("Budgets of fine-tuning, in the paper's setting:")
     page.table(
         ["budget", *(NAMES[method] for method in methods)],
