@@ -65,9 +65,7 @@ def comparison(page: Page) -> None:
         f"Settings are chosen as on MNIST. {untrained(page, results)}"
     )
     overview(page, results)
-    figure(
-        page, results, "CIFAR-10, 30 clients with 3 of 10 classes each, the paper's grids: mean and range over seeds"
-    )
+    figure(page, results, "CIFAR-10, 30 clients with 3 of 10 classes each, the paper's grids")
     answers(page, results)
 
 
@@ -87,7 +85,7 @@ def server_step(page: Page) -> None:
         ]
         rows.append([NAMES[row["method"]], *cells, page.number(row["accuracy_test"])])
     page.table(["method", "server step", "seed", "versions", "validation", "test"], rows)
-    figure(page, results, "CIFAR-10, chosen among server steps from 0.2: mean and range over seeds")
+    figure(page, results, "CIFAR-10, chosen among server steps from 0.2")
     page.add(f"{untrained(page, results)} The questions again, each method with the server step that validation chose:")
     answers(page, results)
     base = results.test("fedasync")

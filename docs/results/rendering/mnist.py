@@ -26,7 +26,7 @@ def comparison(page: Page) -> None:
         "leave what is possible, the values stand there instead. `versions` is how often the shared model changed."
     )
     overview(page, results)
-    figure(page, results, "MNIST, 30 clients with 5 of 10 classes each: mean and range over seeds")
+    figure(page, results, "MNIST, 30 clients with 5 of 10 classes each")
     answers(page, results)
 
 
@@ -75,7 +75,7 @@ def synchronous(page: Page) -> None:
     page.add("## MNIST: the synchronous methods given the time they need")
     provenance(page, results)
     overview(page, results)
-    figure(page, results, "MNIST, synchronous methods until they flatten: mean and range over seeds")
+    figure(page, results, "MNIST, synchronous methods until they flatten")
     end, rows = float(reference.runs.sim_time.max()), []
     for early, late in PAIRS:
         level = reference.test(late).mean()

@@ -13,8 +13,11 @@ COUNTS = {1: "one seed", 2: "two seeds", 3: "three seeds"}
 
 
 def verdict(first: pd.Series, second: pd.Series) -> str:
-    """What the paired 95 % interval of first - second says (Student's t)."""
-    low, high = spread((first - second).dropna()).interval
+    """What the paired 95 % interval of first - second says (Student's t); of one seed, which is ahead."""
+    gaps = (first - second).dropna()
+    if len(gaps) == 1:
+        return "ahead on one seed" if gaps.iloc[0] > 0 else "behind on one seed"
+    low, high = spread(gaps).interval
     return "better" if low > 0 else "worse" if high < 0 else "undecided"
 
 

@@ -44,11 +44,12 @@ def equal_time(page: Page, results: Results) -> str:
         rows.append([f"{NAMES[late]} - {NAMES[early]}", gap, page.number(rounds, ".0f")])
         verdicts.append(verdict(results.test(late), results.test(early)))
     yes, no = verdicts.count("better"), verdicts.count("worse")
-    worse = f", in {page.number(no, 'd')} it is worse" if no else ""
+    worse = f", in {page.number(no, 'd')} worse" if no else ""
     answer = "Yes" if yes == len(pairs) else "Not always" if yes else "No" if no == len(pairs) else "Not shown"
-    if all(len(results.test(late)) == 1 for _, late in pairs):
-        answer = "Not decided, with one seed"
     counted = f"in {page.number(yes, 'd')} of {page.number(len(pairs), 'd')} pairs"
+    single = [page.number(verdicts.count(f"{where} on one seed"), "d") for where in ("ahead", "behind")]
+    if single != ["0", "0"]:
+        worse += f", on one seed ahead in {single[0]} and behind in {single[1]}"
     page.add(
         f"{answer}: {counted} the asynchronous method is better and the "
         f"interval of the difference excludes zero{worse}. The "
