@@ -84,15 +84,25 @@ def _nearest(page: Page, means: pd.DataFrame, published: pd.Series) -> tuple[str
     )
     fedavg = means.xs("fedavg", level="start")
     like = fedavg[fedavg.index.get_level_values("samples") == nearest[0]]
-    like = like[like.index.get_level_values("pixels") == nearest[1]].best_global.max()
+    like = like[like.index.get_level_values("pixels") == nearest[1]]
+    best = like.best_global.max()
+    close = [index for index in ours.index if gaps[index] < CLOSE]
+    within = f"{page.number(len(close), 'd')} of {page.number(len(ours), 'd')} readings"
     page.add(
         f"{'Reproduced' if gaps[nearest] < CLOSE else 'Not reproduced'}. Nearest comes the reading with samples "
         f"`{nearest[0]}`, pixels `{nearest[1]}`, inner start `{nearest[2]}` and step sizes `{nearest[3]}`: {said}, "
         "each at its best evaluation, and personalised being what the published code evaluates under that name. FedAvg "
-        f"with these samples and pixels, at its best: {page.number(like, '.4f')} "
-        f"({page.number(like - published['FedAvg'], '+.4f')})."
+        f"with these samples and pixels, at its best: {page.number(best, '.4f')} "
+        f"({page.number(best - published['FedAvg'], '+.4f')}); evaluated as pFedMe's personalised model is, each client "
+        f"after its local steps, FedAvg has {page.number(like.best_local.max(), '.4f')}."
         + (" In all four respects that is what the published code and its command do." if nearest == PUBLISHED else "")
     )
+    if close:
+        kinds = " and ".join(f"`{kind}`" for kind in dict.fromkeys(index[0] for index in close))
+        page.add(
+            f"{within} come within {page.number(CLOSE, 'g')} of the published pair (both differences added), all with "
+            f"samples {kinds}."
+        )
     return nearest
 
 
