@@ -91,11 +91,13 @@ def _nearest(page: Page, means: pd.DataFrame, published: pd.Series) -> tuple[str
     page.add(
         f"{'Reproduced' if gaps[nearest] < CLOSE else 'Not reproduced'}. Nearest comes the reading with samples "
         f"`{nearest[0]}`, pixels `{nearest[1]}`, inner start `{nearest[2]}` and step sizes `{nearest[3]}`: {said}, "
-        "each at its best evaluation, and personalised being what the published code evaluates under that name. FedAvg "
-        f"with these samples and pixels, at its best: {page.number(best, '.4f')} "
-        f"({page.number(best - published['FedAvg'], '+.4f')}); evaluated as pFedMe's personalised model is, each client "
+        "each at its best evaluation, and personalised being what the published code evaluates under that name."
+        + (" In all four respects this is what the published code and its command do." if nearest == PUBLISHED else "")
+    )
+    page.add(
+        f"FedAvg with these samples and pixels, at its best: {page.number(best, '.4f')} "
+        f"({page.number(best - published['FedAvg'], '+.4f')}). Evaluated as pFedMe's personalised model is, each client "
         f"after its local steps, FedAvg has {page.number(like.best_local.max(), '.4f')}."
-        + (" In all four respects that is what the published code and its command do." if nearest == PUBLISHED else "")
     )
     if close:
         kinds = " and ".join(f"`{kind}`" for kind in dict.fromkeys(index[0] for index in close))
