@@ -9,11 +9,12 @@ clients a round, R = 20 local rounds, K = 5 inner steps, batches of 20, 800 roun
 lambda = 15 and inner steps of 0.1.
 
 Varied:
-  samples  `disjoint`: no sample belongs to two clients; `shared`: as the published generator deals them. It cuts each
-           label into four pieces of random size, but its position within the label is a boolean (a left-over of an
-           earlier line), so that every piece starts at the first sample of its label: clients with a common label hold
-           the same samples, and what one client is tested on is among the training data of others. The sizes of the
-           paper's section 5.1 (1165 to 3834 training samples) come out exactly.
+  samples  `disjoint`: no sample belongs to two clients; `shared`: as the published generator dealt them until June 2021
+           (https://github.com/CharlieDinh/pFedMe/pull/13 and issue 16 there). It cuts each label into four pieces of
+           random size, but its position within the label is a boolean (a left-over of an earlier line), so that every
+           piece starts at the first sample of its label: clients with a common label hold the same samples, and what
+           one client is tested on is among the training data of others. The sizes of the paper's section 5.1 (1165 to
+           3834 training samples) come out exactly.
   pixels   `standard`: each pixel minus its mean, divided by its deviation (what the published generator does);
            `normalised`: all pixels by one mean and one deviation; `unit`: pixels in [0, 1]
   start    of the inner problem: `reset` at w_{i,r} in every local step, as in the paper's Algorithm 1, or `carried`

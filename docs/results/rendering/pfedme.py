@@ -10,7 +10,7 @@ from rendering.page import Page
 CLOSE = 0.01
 """Differences of both accuracies, added, up to which a published pair counts as reproduced."""
 PUBLISHED = ("shared", "standard", "carried", "tuned")
-"""What the published generator, code and command for the table do."""
+"""What the published generator (of that time), code and command for the table do."""
 READING = ["samples", "pixels", "start", "steps"]
 COLUMNS = {
     "global": "shared w",
@@ -34,8 +34,10 @@ def published(page: Page) -> None:
     page.add(
         "[study.py](pfedme_mnist/study.py) is a numpy loop of its own, so that readings of the paper can be tried that "
         "this package refuses. Samples: `disjoint`: no sample belongs to two clients; `shared`: as the published "
-        "generator deals them: its position within a label is a boolean by mistake, so every client's piece of a label "
-        "starts at the label's first sample, and what one client is tested on is among the training data of others. "
+        "generator dealt them at the time of the paper "
+        "([corrected later](https://github.com/CharlieDinh/pFedMe/pull/13)): its position within a label was a boolean "
+        "by mistake, so every client's piece of a label starts at the label's first sample, and what one client is "
+        "tested on is among the training data of others. "
         "Inner start: `reset`: the inner problem starts at the local model in every local step, as the paper's "
         "algorithm says; `carried`: where the step before ended, as the published code does. Local model: the client's "
         "after its local steps, which the published code evaluates as personalised, because its list of personalised "
@@ -96,8 +98,8 @@ def _nearest(page: Page, means: pd.DataFrame, published: pd.Series) -> tuple[str
     )
     page.add(
         f"FedAvg with these samples and pixels, at its best: {page.number(best, '.4f')} "
-        f"({page.number(best - published['FedAvg'], '+.4f')}). Evaluated as pFedMe's personalised model is, each client "
-        f"after its local steps, FedAvg has {page.number(like.best_local.max(), '.4f')}."
+        f"({page.number(best - published['FedAvg'], '+.4f')}). Evaluated as pFedMe's personalised model is, each "
+        f"client after its local steps, FedAvg has {page.number(like.best_local.max(), '.4f')}."
     )
     if close:
         kinds = " and ".join(f"`{kind}`" for kind in dict.fromkeys(index[0] for index in close))
