@@ -146,6 +146,8 @@ class Experiment:
         """Whether any update has become part of a version of the shared model; where nothing is shared, of a client's
         own."""
         versions = self.state.arrivals // self.rule.arrivals_per_version
+        if self.state.latest and torch.equal(self.state.w, self.executor.worker.start):
+            return not self.executor.worker.transfer_bytes  # the rule still waits for everybody's first update
         return self.state.arrivals > self.state.skipped and (versions > 0 or not self.executor.worker.transfer_bytes)
 
     def wall_seconds(self) -> float:

@@ -24,7 +24,7 @@ class AllClients(LatestUpdates):
     An arrival that must not enter makes no step of its own, and its client's latest update stays.
     """
 
-    beta: float = 0.3
+    beta: float = 0.15
     """Step size of the server."""
     tau_algo: int | None = None
     """ACED: forget an update when the model that it was computed from is more than so many versions old; null is

@@ -213,7 +213,7 @@ def test_ace_without_fast_clients_reaches_the_optimum_that_fedasync_misses(quadr
     path, H, a, _ = quadratics
     optimum = np.linalg.solve(H.sum(axis=0), np.einsum("nij,nj->i", H, a))
     uneven = ["local_steps=1", "updates=6000", "delays=pareto"]
-    result, ace = train(path, "method=ace", *uneven)
+    result, ace = train(path, "method=ace", "method.beta=0.3", *uneven)
     _, fedasync = train(path, "method=fedasync", *uneven)
     arrivals = result.timeline.arrivals_per_client()
     assert arrivals.max() > 1.5 * arrivals.min()
@@ -240,6 +240,15 @@ def test_a_run_whose_updates_would_not_fit_is_refused_before_any_work(monkeypatc
     with pytest.raises(ConfigError, match=r"an update per client, 6 x 610 values, more than 1,000; take fewer clients"):
         digits("method=ace")
     digits("method=ace", "method.private=all")
+
+
+def test_a_run_that_ends_while_it_waits_for_everybody_is_no_result():
+    short = ["method=ace", "updates=8"]
+    result = run([*DIGITS, *short, "method.warmup=true"])
+    assert len(set(result.timeline.client.tolist())) < 6
+    assert not result.model_changed
+    assert any("the model never changed" in note for note in result.notes)
+    assert run([*DIGITS, *short]).model_changed
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
