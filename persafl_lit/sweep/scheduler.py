@@ -342,7 +342,8 @@ def sweep(
         supply = supply_of(plan, folder)
         store = open_store(uri)
         sync(uri)
-        family = Family(store, plan.tracking.experiment, plan.name, varied_together(plan), *plan.select.directed)
+        select = plan.select
+        family = Family(store, plan.tracking.experiment, plan.name, varied_together(plan), select.metric, select.sign)
         family.tell(text=plan.source.text, name="sweep.yaml")
         family.tell(tags={PLANNED: str(supply.total())})
         done = finished.keys() | {trial for trial, child in family.children().items() if child.status == "FINISHED"}
