@@ -59,10 +59,6 @@ class Select:
     def sign(self) -> int:
         return SELECTION_METRICS.get(self.metric, self.direction)
 
-    @property
-    def directed(self) -> tuple[str, int]:
-        return self.metric, self.sign
-
     def score(self, summary: Mapping[str, Any]) -> float:
         """Higher is better; nan where a run does not have the metric, or trained nothing."""
         group, _, name = self.metric.partition(".")

@@ -354,7 +354,8 @@ def run_sweep(
         stack.enter_context(quieted({"optuna": logging.ERROR}))
         store = open_store(uri)
         sync(uri)
-        runs = SweepRuns(store, plan.tracking.experiment, plan.name, varied_together(plan), *plan.select.directed)
+        select = plan.select
+        runs = SweepRuns(store, plan.tracking.experiment, plan.name, varied_together(plan), select.metric, select.sign)
         runs.tell(text=plan.source.text, name="sweep.yaml")
         runs.tell(tags={PLANNED: str(supply.total())})
         done = finished.keys() | {trial for trial, child in runs.children().items() if child.status == "FINISHED"}
