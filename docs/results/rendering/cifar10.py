@@ -62,7 +62,7 @@ def comparison(page: Page) -> None:
     page.add(
         "The paper's methods, grids and server steps, from He's initialisation, to communication time "
         f"{page.number(results.runs.sim_time.max(), 'g')}: the full length takes many hours here and was not run. "
-        f"Settings are chosen as on MNIST. {untrained(page, results)}"
+        f"Settings are chosen as on MNIST, among those that were run. {untrained(page, results)}"
     )
     overview(page, results)
     figure(page, results, "CIFAR-10, 30 clients with 3 of 10 classes each, the paper's grids")

@@ -45,13 +45,19 @@ def published(page: Page) -> None:
         "table. `best`: at the best evaluation, as the published scripts summarise a run. Mean over seeds:"
     )
     _tables(page, means)
-    if nearest[0] == "shared" and ("disjoint", *nearest[1:]) in means.index:
-        apart, here = means.loc[("disjoint", *nearest[1:])], means.loc[nearest]
-        leaks = [page.number(here[name] - apart[name], "+.4f") for name in ("best_global", "best_local")]
+    _leak(page, means, nearest)
+
+
+def _leak(page: Page, means: pd.DataFrame, reading: tuple[str, ...]) -> None:
+    """What it is worth that clients share samples, where a reading was tried with and without."""
+    apart = ("disjoint", *reading[1:])
+    if reading[0] == "shared" and apart in means.index:
+        gains = means.loc[reading] - means.loc[apart]
+        worth = [page.number(gains[name], "+.4f") for name in ("best_global", "best_local")]
         page.add(
-            f"Against the same reading with disjoint clients, the samples that clients share are worth {leaks[0]} "
-            f"(shared model) and {leaks[1]} (local model). In part, then, the published numbers measure "
-            "samples that other clients train on."
+            f"Against the same reading with disjoint clients, the samples that clients share are worth {worth[0]} "
+            f"(shared model) and {worth[1]} (local model). In part, then, numbers of this kind measure samples that "
+            "other clients train on."
         )
 
 
@@ -64,7 +70,9 @@ def hidden_layer(page: Page) -> None:
         "The same with a hidden layer of a hundred ReLU units and the published command's step sizes. What the table "
         "gives for it could not be looked up, so this is no comparison with it, only what these readings give."
     )
-    _tables(page, _means("readings_dnn.csv"))
+    means = _means("readings_dnn.csv")
+    _tables(page, means)
+    _leak(page, means, PUBLISHED)
 
 
 def _means(name: str) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import pandas as pd
@@ -31,8 +32,17 @@ def provenance(page: Page, results: Results, naming: Naming | None = None) -> No
     first = first_trials(plan)
     second = len({trial.method for trial in first}) * (len(plan.seeds) - 1) if plan.two_stages else 0
     if len(runs) + len(results.failed) < len(first) + second:
-        of = page.number(len(first) + second, "d")
-        page.add(f"**Not complete: {page.number(len(runs) + len(results.failed), 'd')} of {of} trials so far.**")
+        of, done = page.number(len(first) + second, "d"), {*runs.trial, *results.failed.trial}
+        missing = Counter(trial.method for trial in first if trial.hash not in done)
+        every = Counter(trial.method for trial in first)
+        lacking = ", ".join(
+            f"{NAMES[method]} {page.number(count, 'd')} of {page.number(every[method], 'd')}"
+            for method, count in missing.items()
+        )
+        page.add(
+            f"**Not complete: {page.number(len(runs) + len(results.failed), 'd')} of {of} trials so far.** "
+            + (f"Settings not run on the first seed: {lacking}." if lacking else "The rest is missing on other seeds.")
+        )
 
 
 def _plan(name: str) -> Plan:
