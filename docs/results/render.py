@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rendering import cifar10, mnist, pfedme
+from rendering import cifar10, mnist, personalised, pfedme
 from rendering.exported import ASYNCHRONOUS, HERE, NAMES, PAIRS, load
 from rendering.page import Page, verdict
 from rendering.questions import summary
@@ -26,6 +26,9 @@ SECTIONS: tuple[Callable[[Page], None], ...] = (
     cifar10.synchronous,
     pfedme.published,
     pfedme.hidden_layer,
+    personalised.digits,
+    personalised.mnist,
+    personalised.parity,
 )
 
 ASKED = {

@@ -24,6 +24,14 @@ NAMES = {
     "persafl_me": "PersA-FL-ME",
     "fedbuff": "FedBuff",
     "local": "local training",
+    "fedper": "FedPer",
+    "fedrep": "FedRep",
+    "lg_fedavg": "LG-FedAvg",
+    "ditto": "Ditto",
+    "apfl": "APFL",
+    "fedadam": "FedAdam",
+    "ca2fl": "CA2FL",
+    "ace": "ACE",
 }
 
 
