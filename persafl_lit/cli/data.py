@@ -212,7 +212,7 @@ def choices_of(key: str) -> dict[str, tuple[str, str]]:
     from persafl_lit.config.parse import conf_folders, files, first_comment, our_conf
     from persafl_lit.config.paths import GROUPS
     from persafl_lit.config.registry import TABLES, resolve
-    from persafl_lit.learning.metric_names import FURTHER
+    from persafl_lit.learning.metric_names import FURTHER_METRICS
 
     origins = {folder: f"folder {folder}" for folder in conf_folders()} | {our_conf(): ""}
     origins |= {folder: f"package {name}" for folder, name in conf_of_packages().items()}
@@ -224,7 +224,7 @@ def choices_of(key: str) -> dict[str, tuple[str, str]]:
         return found
     table = TABLES[key]
     if key not in GROUPS:
-        lines = FURTHER if key == "eval.metrics" else {}
+        lines = FURTHER_METRICS if key == "eval.metrics" else {}
         found |= {name: (lines.get(name) or _about(ours), "") for name, ours in table.ours.items()}
     for name, entries in offered(table.kind).items():
         origin = "package " + " and ".join(map(package_of, entries))

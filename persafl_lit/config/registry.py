@@ -24,7 +24,7 @@ from persafl_lit.common import plugins
 from persafl_lit.config.coerce import construct, hints, keys
 from persafl_lit.data import DATASETS
 from persafl_lit.errors import ConfigError, PersaflError, closest, located, shown
-from persafl_lit.learning.metric_names import FURTHER
+from persafl_lit.learning.metric_names import FURTHER_METRICS
 from persafl_lit.learning.objectives import OBJECTIVES, Objective
 from persafl_lit.learning.personal_models import PERSONAL_MODELS, PersonalModel
 from persafl_lit.learning.personalisation import FINETUNES, Finetune
@@ -38,7 +38,7 @@ HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 LOGGERS = {"csv": "lightning.pytorch.loggers.CSVLogger", "tensorboard": "lightning.pytorch.loggers.TensorBoardLogger"}
 """By path: importing them takes long."""
 LOGGER_NEEDS = ("log_hyperparams", "log_metrics", "save", "finalize")
-METRICS = {name: f"persafl_lit.learning.metrics.{name}" for name in FURTHER}
+METRICS = {name: f"persafl_lit.learning.metrics.{name}" for name in FURTHER_METRICS}
 LOGS = {"save_dir": "logs"}
 """What these take unless told otherwise."""
 COMMON = ("persafl_lit", "torch", "torchvision", "numpy", "builtins")

@@ -18,7 +18,7 @@ from persafl_lit.data.federation import SPLITS, Federation, Samples
 from persafl_lit.data.holdings import holdings_of, last_as_clients
 from persafl_lit.data.in_memory import collected, firsts_of, is_pair
 from persafl_lit.data.indexed import Indexed, Sources, sample_of, seeded
-from persafl_lit.data.labels import check_labels, classes_of, labels_of, task_of
+from persafl_lit.data.labels import check_labels, classes_of, infer_task, labels_of
 from persafl_lit.data.ownership import parts_of
 from persafl_lit.data.partition import trained
 from persafl_lit.data.random_transforms import unaugment, which_change
@@ -67,7 +67,7 @@ def adapt(data: Any, settings: Given, clients: int | None, seed: int) -> Federat
         sources,
         tensors,
         classes,
-        task_of(firsts[0], labels),
+        infer_task(firsts[0], labels),
         _shape(firsts[0]),
         _sampled_digest(sources, labels),
         any(changes),

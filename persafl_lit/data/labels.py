@@ -110,7 +110,7 @@ def classes_of(labels: Tensor | None, classes: int | None) -> int:
     return found
 
 
-def task_of(first: Any, labels: Tensor | None) -> Task:
+def infer_task(first: Any, labels: Tensor | None) -> Task:
     if labels is None:
         if not (isinstance(first, (tuple, list)) and len(first) == 2 and is_number(first[1])):
             return "classification"

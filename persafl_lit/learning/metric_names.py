@@ -3,7 +3,7 @@
 MEASURED = ("accuracy", "loss")
 """What every evaluation measures."""
 SIGNS = {"higher": 1, "lower": -1}
-FURTHER = {
+FURTHER_METRICS = {
     "f1": "F1 score, mean over the classes; higher is better",
     "precision": "Precision, mean over the classes; higher is better",
     "recall": "Recall, mean over the classes; higher is better",

