@@ -7,8 +7,10 @@ import sqlite3
 
 import pytest
 
-from persafl_lit.tracking.store import open_store
+from persafl_lit.tracking.store import load_mlflow, open_store
 from tests.faults.harness import Nursery, details, survived
+
+load_mlflow()  # as in tests/tracking
 
 
 @pytest.fixture(scope="session")
