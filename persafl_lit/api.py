@@ -304,10 +304,9 @@ def work_of(
 ) -> Work:
     """What the workers must know of a config, and of metrics that were passed from Python."""
     objective, sharing, personal = config.objective(), config.sharing(), config.personal()
-    keeps_model = sharing.anything_private or personal.keeps
     rules: dict[str, Finetune] = {config.eval.finetune["name"]: config.build("eval.finetune")}
     for name in config.eval.beside:
-        beside = further_rule(name, objective, keeps_model)
+        beside = further_rule(name, objective, sharing.anything_private, personal.keeps)
         if beside is None and name != "own":
             beside = resolve("eval.finetune", name, config.allow_code, "eval.beside")()
         if beside is not None and name not in rules:

@@ -178,6 +178,7 @@ LISTED = {
     "method": "method=",
     "method.objective": "method.objective=  (what a client computes)",
     "method.rule": "method.rule=  (how updates enter the shared model)",
+    "method.personal": "method.personal=  (the model that a client keeps beside the shared one)",
     "data": "data=",
     "model": "model=",
     "schedule": "schedule=",

@@ -247,6 +247,7 @@ class Config:
                     f"{name}={shown(part)} is not what its fields say, which is {shown(made)}; a run is "
                     "recorded by them alone"
                 )
+        config.check_parts()
         return config
 
     def part(self, key: str) -> Any:
@@ -347,6 +348,12 @@ class Config:
         found: PersonalModel = self.part("method.personal")
         return found
 
+    def check_parts(self) -> None:
+        """Refuse parts that mean nothing together."""
+        self.sharing().check(self.local_steps, self.local)
+        self.buffers()
+        self.local.check(self.objective(), self.personal().keeps)
+
     def gradients_per_step(self) -> float:
         """Of a local step, on average: the objective's, and those of a personal model."""
         return self.objective().cost + self.personal().gradients(self.local_steps) / self.local_steps
@@ -358,7 +365,7 @@ class Config:
         cls = resolve("method.rule", self.method["rule"], self.allow_code)
         values = {key: self.method[key] for key in keys(cls)}
         if values.get("buffer") == "auto":
-            values["buffer"] = "cohort" if self.schedule["name"] == "rounds" else 1
+            values["buffer"] = self._round(timeline)
         if values.get("buffer") == "cohort":
             values["buffer"] = self._cohort(timeline)
         rule: Rule = make(cls, values, "method")
@@ -373,6 +380,15 @@ class Config:
             )
         rule.check(timeline)
         return self.buffers().around(rule, clients)
+
+    def _round(self, timeline: Timeline) -> int:
+        """method.buffer=auto: the size of a round where there are rounds, also replayed ones; else 1."""
+        if self.schedule["name"] in ("asynchronous", "drawn"):
+            return 1
+        try:
+            return self._cohort(timeline)
+        except ConfigError:
+            return 1
 
     def _cohort(self, timeline: Timeline) -> int:
         """method.buffer=cohort: the size of a round, from the schedule or from a replayed file."""
@@ -513,10 +529,7 @@ def compose(overrides: Iterable[str] | Mapping[str, Any] = (), conf: Sequence[st
     for key in GROUPS:
         set_group(values, key, typed_group(key, get(values, key), allow_code))
     config = construct(Config, values, "")
-    config.sharing().check(config.local_steps, config.local)
-    config.personal().check(config.objective())
-    config.buffers()
-    config.local.check(config.objective())
+    config.check_parts()
     return config
 
 

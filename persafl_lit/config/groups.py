@@ -65,6 +65,8 @@ def owners_of(key: str, values: Mapping[str, Any], allow_code: bool) -> list[typ
     parts = coerced(Method, {name: values[name] for name in keys(Method) if name in values}, key)
     chosen = {name: parts.get(name, default) for name, default in defaults(Method).items()}
     owners = [Method, *(resolve(f"method.{name}", chosen[name], allow_code) for name in keys(Method)), Sharing]
+    objective, personal = (resolve(f"method.{name}", chosen[name], allow_code) for name in ("objective", "personal"))
+    personal.check(objective)
     for number, cls in enumerate(owners):
         for other in owners[:number]:
             if both := sorted({*keys(cls)} & {*keys(other)}):

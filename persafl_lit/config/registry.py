@@ -127,7 +127,7 @@ def is_class(key: str, name: str) -> bool:
 def _checked(key: str, found: Any, said: str) -> Any:
     """Refuse what cannot be a choice of this table, before anything is made of it."""
     table = TABLES[key]
-    kind = key.rpartition(".")[2]
+    kind = key.rpartition(".")[2].removesuffix("s") if key in ("callbacks", "loggers") else key.rpartition(".")[2]
     if table.kind == "metrics" and callable(found):
         return found
     if not isinstance(found, type):

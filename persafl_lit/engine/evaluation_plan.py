@@ -24,10 +24,10 @@ def affordable_evaluations(work: Work, timeline: Timeline, evaluated: Sequence[i
     """
     gradients = work.local_steps * work.objective.cost + work.personal.gradients(work.local_steps)
     training = len(timeline) * gradients * work.batch_size
-    common, everything = (
-        evaluation_cost(work.federation, evaluated, list(work.finetune.values())[:k], work.batch_size)
-        for k in (1, None)
-    )
+    rules = list(work.finetune.values())
+    own = work.sharing.anything_private or work.personal.keeps  # beside which the shared model is measured
+    common = evaluation_cost(work.federation, evaluated, rules[:1], work.batch_size, own)
+    everything = evaluation_cost(work.federation, evaluated, rules + rules[:1] * own, work.batch_size, own)
     return 1 + (0.8 * training / 3 - everything) / common
 
 
@@ -56,14 +56,15 @@ def evaluated_clients(federation: Federation, most: int | None, seed: int) -> li
 
 
 def evaluation_cost(
-    federation: Federation, clients: Sequence[int], rules: Sequence[Finetune], batch_size: int
+    federation: Federation, clients: Sequence[int], rules: Sequence[Finetune], batch_size: int, own: bool = False
 ) -> float:
-    """Samples that one evaluation sends through the network and back; a sample that is only measured counts a third."""
+    """Samples that one evaluation sends through the network and back; a sample that is only measured counts a third.
+    Beside an `own` model the shared one is measured, too."""
     cost = 0.0
     for client in clients:
         train, val, test = (federation.count(client, split) for split in SPLITS)
         cost += (
             sum(rule.steps * min(batch_size, train) + rule.full * train for rule in rules)
-            + (len(rules) + 1) * (val + test) / 3
+            + (len(rules) + 1 + own) * (val + test) / 3
         )
     return cost

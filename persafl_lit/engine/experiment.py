@@ -336,9 +336,7 @@ class Experiment:
             memory = update.memory
             at_stake += 1
         else:
-            self._diverges(
-                index, job, f" has loss {loss:.4g}; {self._advice()}" if isinstance(update, Update) else f": {update}"
-            )
+            self._diverges(index, job, self._what_diverges(update))
             self.tally.grad_evals += update.evaluations if isinstance(update, Update) else 0
             self.rule.arrive(state)
             state.skipped += 1
@@ -399,6 +397,14 @@ class Experiment:
         if about not in self._warned:
             logger.warning("%s", sentence)
         self._warned.add(about)
+
+    def _what_diverges(self, update: Update | PersaflError) -> str:
+        if not isinstance(update, Update):
+            return f": {update}"
+        kept = [name for name, value in update.memory.items() if not is_finite(value)]
+        if kept and math.isfinite(update.loss) and all(map(is_finite, update.sent.values())):
+            return f" leaves what the client keeps ({kept[0]}) infinite; {self._advice()}"
+        return f" has loss {update.loss:.4g}; {self._advice()}"
 
     def _advice(self) -> str:
         return "lower eta or the method's own step sizes; what was recorded until then is kept"

@@ -92,7 +92,13 @@ class ClientModule(L.LightningModule):
         """Algorithm 2, one local step. Returns the loss where the step began, or near it."""
         self.f.losses.clear()
         self.f.keep_statistics = True
+        version = self.w._version
         self.gradient = self.objective.gradient(self.f, Step(self.w, self.read, batch, self.given))
+        if self.w._version != version:
+            raise ModelError(
+                f"{type(self.objective).__name__}.gradient changes step.w: it takes gradients elsewhere than at "
+                "step.w, so it needs `moves = True`, or it works on step.w in place, so it needs a copy"
+            )
         if not isinstance(self.gradient, Tensor) or self.gradient.shape != self.w.shape or not self.f.losses:
             raise ValueError(_wrong_gradient(self.objective, self.gradient, self.w))
         moved, gradient = self._moved(batch_idx)

@@ -52,8 +52,13 @@ class Local:
         """Whether a local step is -eta times the gradient."""
         return self.optimizer == "sgd" and not self.weight_decay
 
-    def check(self, objective: Objective) -> None:
-        """Only the gradient of a loss at w means something to an optimizer."""
+    def check(self, objective: Objective, personal: bool = False) -> None:
+        """Only the gradient of a loss at w means something to an optimizer; a `personal` model takes plain steps."""
+        if not self.plain and personal:
+            raise ConfigError(
+                "a personal model takes plain steps, so the shared one does, too: leave local.optimizer at sgd and "
+                "local.weight_decay at 0"
+            )
         if not self.plain and not isinstance(objective, (Plain, Proximal)):
             other = "local.weight_decay > 0" if self.optimizer == "sgd" else f"local.optimizer={self.optimizer}"
             raise ConfigError(

@@ -39,7 +39,8 @@ class PersonalModel:
         """Minibatches of its own, after the local steps."""
         return 0
 
-    def check(self, objective: Objective) -> None:
+    @classmethod
+    def check(cls, objective: type[Objective]) -> None:
         """Refuse an objective beside which it means nothing."""
 
     def start(self, first: Tensor) -> Tensors:
@@ -95,8 +96,9 @@ class Ditto(PersonalModel):
     def batches(self, local_steps: int) -> int:
         return local_steps if self.personal_steps is None else self.personal_steps
 
-    def check(self, objective: Objective) -> None:
-        if isinstance(objective, Moreau):
+    @classmethod
+    def check(cls, objective: type[Objective]) -> None:
+        if issubclass(objective, Moreau):
             raise ConfigError(
                 "method.personal=ditto does not go with the Moreau envelope, whose proximal point is a personal model "
                 "pulled towards the shared one already; use plain, proximal or maml"
@@ -142,8 +144,9 @@ class Apfl(PersonalModel):
     def gradients(self, local_steps: int) -> int:
         return local_steps
 
-    def check(self, objective: Objective) -> None:
-        if isinstance(objective, (Maml, Moreau)):
+    @classmethod
+    def check(cls, objective: type[Objective]) -> None:
+        if issubclass(objective, (Maml, Moreau)):
             raise ConfigError(
                 "method.personal=apfl mixes the shared model itself, and that of the objectives maml and moreau is "
                 "made to be adapted first; use plain or proximal"

@@ -116,10 +116,11 @@ class Prox(Finetune):
 FINETUNES: dict[str, type[Finetune]] = {"none": Finetune, "sgd": Sgd, "maml": MamlStep, "prox": Prox}
 
 
-def further_rule(name: str, objective: Objective, keeps_model: bool = False) -> Finetune | None:
-    """A rule of `eval.beside` that is no class: `own`, which not every method has, or `sgd-STEPS`."""
+def further_rule(name: str, objective: Objective, private: bool = False, personal: bool = False) -> Finetune | None:
+    """A rule of `eval.beside` that is no class: `own`, which not every method has, or `sgd-STEPS`. A personal model is
+    the client's own as it is; one with private parameters is adapted as the objective says."""
     if name == "own":
-        return own_rule(objective) or (Finetune() if keeps_model else None)
+        return Finetune() if personal else own_rule(objective) or (Finetune() if private else None)
     kind, _, steps = name.partition("-")
     return Sgd(int(steps)) if kind == "sgd" and steps.isdecimal() else None
 

@@ -70,9 +70,16 @@ class Sharing:
         return frozenset(found)
 
     def note(self, backbone: nn.Module) -> str | None:
-        """What a user should know: nothing is private after all."""
-        if self.anything_private and not self.names(backbone):
-            return "the model has no normalisation layers, so nothing is private: all parameters are shared"
+        """What a user should know: nothing is private after all, or everything is."""
+        private = self.names(backbone)
+        if self.anything_private and not private:
+            return (
+                "the model has no normalisation layers with trainable parameters, so nothing is private: all "
+                "parameters are shared"
+            )
+        trainable = sum(parameter.requires_grad for parameter in backbone.parameters())
+        if "all" not in self.private and len(private) == trainable:
+            return "all parameters are private: clients train alone, as method=local does"
         return None
 
 

@@ -59,7 +59,8 @@ class _Cnn:
 
         if len(shape) != 3:
             raise ConfigError(
-                f"a convolutional network needs images (channels, height, width); this data has the shape {shape}"
+                f"a convolutional network needs images (channels, height, width); this data has the shape {shape}: use "
+                "model=mlp, model=logistic or a model of yours"
             )
         _check_weights(sum(a * b for a, b in itertools.pairwise((shape[0], *self.channels))) * self.kernel**2)
         layers: list[nn.Module] = []

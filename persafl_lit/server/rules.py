@@ -58,7 +58,7 @@ class Descent(Discounted, Rule):
     beta: float = 1.0
     """Step size of the server."""
     buffer: Annotated[int, Literal["cohort", "auto"]] = 1
-    """Updates per model version; `cohort` is a whole round, `auto` is that on schedule=rounds and 1 elsewhere."""
+    """Updates per model version; `cohort` is a whole round, `auto` is that where there are rounds and 1 elsewhere."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -321,7 +321,7 @@ def test_a_mistake_gets_one_sentence_that_says_what_is_missing(own, overrides, s
     ("overrides", "sentence"),
     [
         (["callbacks=[my_parts.Stop]"], "callbacks=my_parts.Stop runs code from outside"),
-        (["callbacks=[my_parts.Gentle]", "allow_code=true"], "is no callbacks: Gentle needs on_run_start or on_update"),
+        (["callbacks=[my_parts.Gentle]", "allow_code=true"], "is no callback: Gentle needs on_run_start or on_update"),
         (
             ["callbacks=[{name: my_parts.Stop, at: 3}]", "allow_code=true"],
             "callbacks: my_parts.Stop cannot be made with {'at': 3}: TypeError",

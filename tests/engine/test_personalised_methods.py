@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 
 import lightning as L
 import numpy as np
@@ -12,8 +13,12 @@ import torch
 from torch import nn
 
 from persafl_lit import compose, run
-from persafl_lit.errors import ConfigError
+from persafl_lit.api import work_of
+from persafl_lit.engine.executors import Worker
+from persafl_lit.errors import ConfigError, DivergenceError
+from persafl_lit.learning.personal_models import Apfl
 from persafl_lit.learning.sharing import Sharing
+from persafl_lit.models.backbone import build_backbone
 from tests.support import reference
 from tests.support.quadratics import random_quadratics, save
 from tests.support.runs import bits, run_for
@@ -295,12 +300,14 @@ def test_private_layers_are_found_by_kind_and_by_place():
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["method=ditto", "method.objective=moreau"], "method.lam would be a key of two parts"),
+        (["method=ditto", "method.objective=moreau"], "does not go with the Moreau envelope"),
         (["method=apfl", "method.objective=moreau"], "mixes the shared model itself"),
         (["method=apfl", "method.objective=maml"], "mixes the shared model itself"),
         (["method=fedrep", "method.body_steps=9", "local_steps=4"], "more than local_steps=4"),
         (["method=fedrep", "method.body_steps=-1"], "must be >= 0 or null"),
         (["method=fedrep", "local.optimizer=momentum"], "takes turns between the private and the shared part"),
+        (["method=ditto", "local.optimizer=module"], "a personal model takes plain steps"),
+        (["method=apfl", "local.weight_decay=0.1"], "a personal model takes plain steps"),
         (["method=ditto", "method.lam=-1"], "method.lam must be >= 0"),
         (["method=ditto", "method.lam=50", "method.personal_eta=0.05"], "diverges with method.lam=50.*below 0.04"),
         (["method=apfl", "method.mixture=2"], r"method.mixture must lie in \[0, 1\]"),
@@ -310,6 +317,60 @@ def test_private_layers_are_found_by_kind_and_by_place():
 def test_a_combination_without_a_meaning_is_refused_in_a_sentence(overrides, sentence):
     with pytest.raises(ConfigError, match=sentence):
         compose(overrides)
+
+
+@pytest.mark.parametrize("private", ["none", "all"])
+def test_turns_need_a_private_and_a_shared_part(private):
+    with pytest.raises(ConfigError, match="takes turns between a private and a shared part, and here is only one"):
+        run([*DIGITS, "method=fedrep", "method.body_steps=1", f"method.private={private}"])
+
+
+def test_parts_from_python_are_checked_as_those_of_the_command_line():
+    with pytest.raises(ConfigError, match="mixes the shared model itself"):
+        run([*DIGITS, "method=persafl_maml"], personal=Apfl())
+
+
+@pytest.mark.parametrize("private", ["norm", "all", "[norm, head]", "body"])
+def test_private_normalisation_layers_never_send_their_statistics(private):
+    with pytest.raises(ConfigError, match="private normalisation layers keep their statistics"):
+        run([*DIGITS, "method=fedper", f"method.private={private}", "model.buffers=shared"], model=Normalised)
+
+
+@pytest.mark.parametrize("method", ["fedper", "ditto", "fedadam"])
+def test_replayed_rounds_are_rounds(method, tmp_path):
+    rounds = run([*DIGITS, f"method={method}", *ROUNDS])
+    (tmp_path / "t.csv").write_text(rounds.timeline.to_csv())
+    replayed = run([*DIGITS, f"method={method}", "schedule=replay", f"schedule.path={tmp_path / 't.csv'}"])
+    assert model_of(replayed) == model_of(rounds)
+    assert replayed.summary()["versions"] == 6
+
+
+def test_a_run_whose_clients_keep_everything_after_all_says_so():
+    alone = run([*DIGITS, "model=logistic", "method=fedper"])
+    assert "clients train alone, as method=local does" in alone.notes[0]
+
+
+def test_a_personal_model_that_diverges_is_named():
+    with pytest.raises(DivergenceError, match=r"leaves what the client keeps \(personal\) infinite"):
+        run([*DIGITS, "method=ditto", "method.lam=0", "method.personal_eta=1e38", "local_steps=10"])
+
+
+def test_the_personal_model_is_measured_as_it_is_also_beside_maml(quadratics):
+    path, H, a, w0 = quadratics
+    result = train(path, Vector(w0), "method=ditto", "method.objective=maml", "method.alpha=0.05")
+    v = [result.client_state_dict(client)["w"].numpy() for client in range(N)]
+    wanted = np.mean([value(H[i], a[i], v[i]) for i in range(N)])
+    assert result.summary()["models"]["own"]["as_is"]["test"] == pytest.approx(wanted, abs=1e-10)
+
+
+def test_a_worker_made_of_the_same_work_starts_from_the_first_weights():
+    """As a process does that replaces a lost one, after callbacks have looked at trained models."""
+    config = compose([*DIGITS, "method=ditto"])
+    federation = config.federation()
+    work = work_of(config, federation, build_backbone(config.build("model"), federation, config.seed))
+    worker = Worker(work)
+    worker.state_dict({"w": worker.start + 1}, {})
+    assert Worker(pickle.loads(pickle.dumps(work))).digest == worker.digest
 
 
 def test_a_personal_model_with_private_parameters_is_refused():

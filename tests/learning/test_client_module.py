@@ -17,7 +17,7 @@ from persafl_lit.engine.messages import Evaluate, Train
 from persafl_lit.errors import ConfigError, ModelError
 from persafl_lit.learning.client_data import ClientDataModule
 from persafl_lit.learning.client_module import ClientModule
-from persafl_lit.learning.objectives import OBJECTIVES, Maml, Moreau, Plain
+from persafl_lit.learning.objectives import OBJECTIVES, Maml, Moreau, Objective, Plain
 from persafl_lit.models.backbone import build_backbone
 from persafl_lit.models.networks import Cnn2, Mlp
 from tests.support.clients import fit, parts
@@ -365,3 +365,32 @@ def test_the_summary_tells_when_evaluations_were_left_out_to_save_time():
     assert len(few.points) < 11
     asked = run([*SMALL, "updates=10", "eval.every=0.5"])
     assert asked.summary()["evaluations"] == {"made": len(asked.points), "thinned_from": None}
+
+
+class Elsewhere(Objective):
+    """Takes a gradient at a shifted point, and forgets to say so."""
+
+    def gradient(self, f, step):
+        return f.gradient(step.w + 0.1, step.batches[0])
+
+
+class InPlace(Objective):
+    moves = True
+
+    def gradient(self, f, step):
+        step.w.mul_(0.5)
+        return f.gradient(step.w, step.batches[0])
+
+
+@pytest.mark.parametrize("objective", [Elsewhere, InPlace])
+def test_an_objective_that_changes_w_behind_our_back_is_refused(objective):
+    settings = [
+        "tracking.enabled=false",
+        "method=fedasync",
+        "clients=3",
+        "updates=3",
+        "model=logistic",
+        "executor=serial",
+    ]
+    with pytest.raises(ModelError, match=f"{objective.__name__}.gradient changes step.w: .*`moves = True`"):
+        run(settings, objective=objective)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from persafl_lit import compose, run
 from persafl_lit.config.registry import make_metric
 from persafl_lit.errors import ConfigError, Interrupted, ModelError
-from persafl_lit.learning.metric_names import FURTHER
+from persafl_lit.learning.metric_names import FURTHER_METRICS
 from persafl_lit.sweep.plan import plan_of
 from persafl_lit.sweep.yaml_lines import Source
 from tests.support.gates import CALLBACK, ROOT, Gate
@@ -165,10 +165,10 @@ def test_what_a_module_logs_when_it_is_evaluated_becomes_metrics():
     assert logged["metrics"]["sure"] == asked["metrics"]["sure"]
 
 
-@pytest.mark.parametrize("name", FURTHER)
+@pytest.mark.parametrize("name", FURTHER_METRICS)
 def test_the_line_about_a_metric_says_which_way_is_better(name):
     higher = make_metric({"name": name}, False).higher_is_better
-    assert FURTHER[name].endswith(f"; {'higher' if higher else 'lower'} is better")
+    assert FURTHER_METRICS[name].endswith(f"; {'higher' if higher else 'lower'} is better")
 
 
 def test_without_metrics_hashes_are_as_they_were():

@@ -89,9 +89,12 @@ class Worker:
                 f"a personal model ({type(work.personal).__name__}) is a whole model beside the shared one: leave "
                 "method.private at none"
             )
-        if private and work.sharing.private == ("norm",) and work.buffers.buffers == "shared":
+        if work.sharing.body_steps is not None and not 0 < len(private) < sum(
+            parameter.requires_grad for parameter in backbone.parameters()
+        ):
             raise ConfigError(
-                "private normalisation layers keep their statistics, too: set model.buffers=local, or method.private"
+                "method.body_steps takes turns between a private and a shared part, and here is only one of them: "
+                "set method.private, or method.body_steps=null"
             )
         self.notes = tuple(note for note in (work.sharing.note(backbone),) if note)
         """What a user should be told about what is private."""
@@ -112,6 +115,12 @@ class Worker:
                 f"training changes the model's buffer {changing[0]!r} (BatchNorm does that), and "
                 "model.buffers=refuse; use local or shared, "
                 "GroupNorm or LayerNorm, or BatchNorm with track_running_stats=False"
+            )
+        layers = {name.rpartition(".")[0] for name in private}
+        kept = {"norm", "all"} & {*work.sharing.private} or any(name.rpartition(".")[0] in layers for name in changing)
+        if changing and kept and work.buffers.buffers == "shared":
+            raise ConfigError(
+                "private normalisation layers keep their statistics, too: set model.buffers=local, or method.private"
             )
         self.module.statistics = changing
         self.module.flatten()
@@ -168,16 +177,16 @@ class Worker:
         tensors = 3 + len(work.objective.sends) + len(work.objective.keeps) + 3 * work.personal.keeps
         if work.local.keep_state:
             tensors += (VECTORS[work.local.optimizer] + 1) * (2 * parameters if work.local.optimizer == "module" else 1)
-        return self.transfer_bytes + self.memory_bytes + ALIGNED * tensors
+        statistics = sum(tensor.nbytes for tensor in self.first_buffers.values())
+        return self.transfer_bytes + self.memory_bytes + statistics + ALIGNED * tensors
 
     @property
     def memory_bytes(self) -> int:
-        """About what one client keeps between visits; with shared statistics a little less."""
+        """What one client keeps between visits; of an optimizer's state about that."""
         work, buffers = self.work, sum(tensor.nbytes for tensor in self.first_buffers.values())
         personal = sum(tensor.nbytes for tensor in work.personal.start(self.module.first).values())
-        kept = len(work.objective.keeps) * self.start.nbytes + self._private.nbytes + buffers + personal
-        if work.personal.keeps:
-            kept += buffers
+        kept = len(work.objective.keeps) * self.start.nbytes + self._private.nbytes + personal
+        kept += buffers * ((not self.published) + work.personal.keeps)
         if work.local.keep_state:
             kept += VECTORS[work.local.optimizer] * self.module.f.point.nbytes
         return kept
@@ -331,9 +340,14 @@ class Worker:
                 w = models.shared if models.own is None else models.own
                 models.load_statistics(models.own is not None)
         self.module.f.load(w)
-        return {
+        found = {
             name: value.detach().cpu().contiguous().clone() for name, value in self.module.backbone.state_dict().items()
         }
+        # As it was: a worker process that replaces a lost one may be made of this backbone.
+        self.module.f.load(self.module.first)
+        if self.module.f.statistics is not None:
+            self.module.f.statistics.load(self.module.f.statistics.start)
+        return found
 
 
 def make_fabric(

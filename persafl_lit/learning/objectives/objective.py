@@ -57,7 +57,8 @@ class Objective(ABC):
     batches: ClassVar[int] = 1
     """Independent batches per local step."""
     moves: ClassVar[bool] = False
-    """Whether it evaluates gradients elsewhere than at w."""
+    """Whether it evaluates gradients elsewhere than at w. If not, w is the live parameters, and evaluating elsewhere
+    would change it: that is refused."""
     sends: ClassVar[tuple[str, ...]] = ()
     """Named tensors, of the model's size, that a visit sends beside `delta`; the server sends as many beside the
     model."""
