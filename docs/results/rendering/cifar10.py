@@ -66,6 +66,13 @@ def comparison(page: Page) -> None:
     )
     overview(page, results)
     figure(page, results, "CIFAR-10, 30 clients with 3 of 10 classes each, the paper's grids")
+    first = results.curves[results.curves.sim_time == 0].groupby("seed").accuracy_test.mean()
+    below = [NAMES[method] for method in results.methods() if (results.test(method) - first).dropna().mean() < 0]
+    if below:
+        page.add(
+            f"With these server steps training made it worse for {' and '.join(below)}: in the mean they end below the "
+            "untrained model after the same fine-tuning."
+        )
     answers(page, results)
 
 
@@ -117,3 +124,10 @@ def synchronous(page: Page) -> None:
             which += page.number(end, "g")
             rows.append([which, "not reached" if time is None else f"by time {page.number(time, 'g')}"])
     page.table(["level (from the section before)", "first evaluation at which it is there"], rows)
+    rises = {}
+    for method in results.methods():
+        curves = results.curves[results.curves.trial.isin(results.chosen(method).trial)]
+        last = curves.groupby("sim_time").accuracy_test.mean().iloc[-2:]
+        rises[method] = last.iloc[1] - last.iloc[0]
+    told = ", ".join(f"{NAMES[method]} {page.number(rise, '+.3f')}" for method, rise in rises.items())
+    page.add(f"From the last evaluation but one to the last: {told}. Nothing here says that they have flattened.")
