@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -23,26 +22,12 @@ from persafl_lit.learning.sharing import Sharing
 from persafl_lit.timeline import Asynchronous, Drawn, Rounds, Setting
 from persafl_lit.timeline.delays import Exponential
 from tests.support import reference
-from tests.support.quadratics import random_quadratics, save
+from tests.support.quadratics import Parts, random_quadratics, save
 from tests.support.runs import run_for
 
 ETA, Q, N, S, P = 0.02, 4, 6, 3, 2
 """Clients, and how many values are shared and private."""
 QUIET = ["tracking.enabled=false", "checkpoint.every=0", "eval.finetune=none"]
-
-
-class Parts(L.LightningModule):
-    """A quadratic of [shared, private], with the private parameter first."""
-
-    def __init__(self, w0):
-        super().__init__()
-        self.own = nn.Parameter(torch.from_numpy(w0[S:].copy()))
-        self.common = nn.Parameter(torch.from_numpy(w0[:S].copy()))
-
-    def training_step(self, batch, batch_idx):
-        H, a = batch
-        away = torch.cat([self.common, self.own]) - a
-        return 0.5 * away @ (H @ away)
 
 
 @pytest.fixture
@@ -61,7 +46,7 @@ def train(path, w0, *overrides):
         "updates=60",
         "method.private=[own]",
     ]
-    return run([*QUIET, *settings, *overrides], model=Parts(w0))
+    return run([*QUIET, *settings, *overrides], model=Parts(w0, S))
 
 
 SCHEDULES = {

@@ -20,7 +20,7 @@ from persafl_lit.learning.personal_models import Apfl
 from persafl_lit.learning.sharing import Sharing
 from persafl_lit.models.backbone import build_backbone
 from tests.support import reference
-from tests.support.quadratics import random_quadratics, save
+from tests.support.quadratics import Parts, random_quadratics, save
 from tests.support.runs import bits, run_for
 
 ETA, Q, N, S, P = 0.02, 4, 6, 3, 2
@@ -41,20 +41,6 @@ OBJECTIVES = {
         lambda H, a, w, read: 3 * (w - reference.moreau_steps(H, a, w, 3, 5, 0.1)),
     ),
 }
-
-
-class Parts(L.LightningModule):
-    """A quadratic of [shared, private], with the private parameter first."""
-
-    def __init__(self, w0):
-        super().__init__()
-        self.own = nn.Parameter(torch.from_numpy(w0[S:].copy()))
-        self.common = nn.Parameter(torch.from_numpy(w0[:S].copy()))
-
-    def training_step(self, batch, batch_idx):
-        H, a = batch
-        away = torch.cat([self.common, self.own]) - a
-        return 0.5 * away @ (H @ away)
 
 
 class Vector(L.LightningModule):
@@ -99,7 +85,7 @@ def test_fedrep_moves_the_private_part_first_and_then_the_shared_one(schedule, o
     path, H, a, w0 = quadratics
     (overrides, buffer), (settings, gradient) = SCHEDULES[schedule], OBJECTIVES[objective]
     fedrep = ["method=fedrep", "method.private=[own]", "method.body_steps=1", f"method.objective={objective}"]
-    result = train(path, Parts(w0), *fedrep, *settings, *overrides)
+    result = train(path, Parts(w0, S), *fedrep, *settings, *overrides)
     shared, memories = reference.federate_turns(
         result.timeline, H, a, w0[:S], w0[S:], gradient=gradient, eta=ETA, head_steps=3, body_steps=1, buffer=buffer
     )

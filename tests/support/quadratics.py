@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import lightning as L
 import numpy as np
 import torch
+from torch import nn
 
 from persafl_lit.data.federation import Batch
 from persafl_lit.learning.flat_loss import FlatLoss
@@ -29,3 +31,17 @@ def loss_and_batch(H: np.ndarray, a: np.ndarray, smoothness: float | None = None
 def save(path, H, a, **more) -> str:
     np.savez(path, H=H, a=a, **more)
     return str(path)
+
+
+class Parts(L.LightningModule):
+    """A quadratic of [shared, private], with the private parameter first; `common` has the first values of w0."""
+
+    def __init__(self, w0: np.ndarray, common: int) -> None:
+        super().__init__()
+        self.own = nn.Parameter(torch.from_numpy(w0[common:].copy()))
+        self.common = nn.Parameter(torch.from_numpy(w0[:common].copy()))
+
+    def training_step(self, batch, batch_idx):
+        H, a = batch
+        away = torch.cat([self.common, self.own]) - a
+        return 0.5 * away @ (H @ away)
