@@ -68,8 +68,14 @@ def _column(page: Page, results: Results, runs: pd.DataFrame) -> None:
     page.add(
         f"Without waiting, the same method is better than in rounds in {page.number(verdicts.count('better'), 'd')} of "
         f"{page.number(len(verdicts), 'd')} rows, and worse in {page.number(verdicts.count('worse'), 'd')}. {told}"
-        "With so few seeds, rows of this table that are not named are not told apart."
+        "With so few seeds, rows of this table that are not named are not told apart. By then a run in rounds had "
+        f"{page.number(_updates(runs, 'rounds'), '.0f')} updates on average and one without waiting "
+        f"{page.number(_updates(runs, 'asynchronous'), '.0f')}: what clients keep was trained that much more often, too."
     )
+
+
+def _updates(runs: pd.DataFrame, schedule: str) -> float:
+    return float(runs[runs["schedule.name"] == schedule].updates.mean())
 
 
 def _mean(page: Page, test: pd.Series) -> str:
