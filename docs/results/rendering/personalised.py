@@ -70,7 +70,7 @@ def _column(page: Page, results: Results, runs: pd.DataFrame) -> None:
         f"{page.number(len(verdicts), 'd')} rows, and worse in {page.number(verdicts.count('worse'), 'd')}. {told}"
         "With so few seeds, rows of this table that are not named are not told apart. By then a run in rounds had "
         f"{page.number(_updates(runs, 'rounds'), '.0f')} updates on average and one without waiting "
-        f"{page.number(_updates(runs, 'asynchronous'), '.0f')}: what clients keep was trained that much more often, too."
+        f"{page.number(_updates(runs, 'asynchronous'), '.0f')}: what clients keep was trained as much more often."
     )
 
 
