@@ -385,6 +385,19 @@ def test_gradients_bytes_time_and_memory_are_accounted_for_what_a_method_really_
     assert slower.horizon == same.horizon > faster.horizon, "twice the gradients take twice the time"
 
 
+def test_statistics_count_as_memory_only_where_a_client_keeps_them():
+    """BatchNorm1d(8) has a mean and a variance of 8 values and a counter: 17 numbers of 4 bytes."""
+
+    def kept(*overrides):
+        return run([*DIGITS, "updates=1", *overrides], model=Normalised).summary()["memory_bytes_per_client"]
+
+    assert kept("method=fedasync") == 4 * 17
+    assert kept("method=fedasync", "model.buffers=shared") == 0
+    personal = 4 * (64 * 8 + 8 + 8 + 8 + 8 * 10 + 10)
+    assert kept("method=ditto") == personal + 2 * 4 * 17
+    assert kept("method=ditto", "model.buffers=shared") == personal + 4 * 17
+
+
 def test_every_model_of_a_method_is_measured_before_and_after_the_common_budget(quadratics):
     path, H, a, w0 = quadratics
     tuned = ["eval.finetune=sgd", "eval.finetune.steps=2", "data.holdout_clients=1"]
